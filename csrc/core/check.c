@@ -25,7 +25,7 @@ static attn_status check_ranks(const attn_args *args, attn_axis_places *at, int 
         if (arrays[n]->ndim < 2)
             FAIL("%s has shape %s, expected at least 2 axes: (..., length, dim)%s", names[n],
                  attn_shape_text(arrays[n]->ndim, arrays[n]->shape),
-                 n == 0 && arrays[n]->ndim == 1 ? "; for a single query, pass query[None]" : "");
+                 n == 0 && arrays[n]->ndim == 1 ? "; for a single query, pass numpy.atleast_2d(query)" : "");
         for (int axis = 0; axis < arrays[n]->ndim; axis++)
             if (arrays[n]->shape[axis] < 0)
                 FAIL("%s has shape %s, expected sizes of 0 or more", names[n],
@@ -61,9 +61,10 @@ static attn_status check_lengths_and_dims(const attn_args *args, const attn_axis
     p->head_dim = attn_size_of(&args->query, 1);
     p->v_dim = attn_size_of(&args->value, 1);
     if (attn_size_of(&args->key, 1) != p->head_dim)
-        FAIL("key has head_dim %td but query has %td; both are %s. Given: query %s, key %s",
+        FAIL("key has head_dim %td but query has %td; both are %s. Given: query %s, key %s%s",
              attn_size_of(&args->key, 1), p->head_dim, axes_text(at),
-             attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape));
+             attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape),
+             attn_size_of(&args->key, 2) == p->head_dim ? "; if key is transposed, swap its last two axes" : "");
     if (attn_size_of(&args->value, at->length) != p->kv_len)
         FAIL("value has length %td but key has %td; both are %s. Given: key %s, value %s",
              attn_size_of(&args->value, at->length), p->kv_len, axes_text(at),
@@ -95,7 +96,7 @@ static const char *layout_hint(const attn_args *args, const attn_axis_places *at
     const ptrdiff_t heads = heads_of(attn_size_of(&args->query, at->length), attn_size_of(&args->key, at->length),
                                      attn_size_of(&args->value, at->length));
     if (heads < 0 || attn_size_of(&args->key, at->heads) != attn_size_of(&args->value, at->heads)) return "";
-    return args->layout == ATTN_LAYOUT_BHSD ? "; if the axes are (..., length, heads, dim), pass layout='bshd'"
+    return args->layout == ATTN_LAYOUT_BHSD ? "; " ATTN_OTHER_LAYOUT
                                             : "; if the axes are (..., heads, length, dim), leave layout='bshd' out";
 }
 

@@ -4,6 +4,9 @@
 
 #include "problem.h"
 
+/* A hint of messages about shapes that fit if the axes of lengths and heads are swapped. */
+#define ATTN_OTHER_LAYOUT "if the axes are (..., length, heads, dim), pass layout='bshd'"
+
 /* Axes are counted from the right, the last is 1. An axis that is not there has size 1. */
 static inline ptrdiff_t attn_size_of(const attn_tensor *tensor, int axis)
 {

@@ -17,19 +17,55 @@ static int broadcasts_to(int axes, const ptrdiff_t *shape, int left_out, int ran
     return 1;
 }
 
-/* A hint for the message when the mask has one axis of size 1 too many, such as a heads axis, or a row for each batch
- * entry. */
-static const char *axes_hint(const char *name, const attn_tensor *mask, int rank, const ptrdiff_t *expected)
+/* Does the mask fit once its axes -3 and -2, of lengths and heads, are swapped? */
+static int fits_swapped(const attn_tensor *mask, int rank, const ptrdiff_t *expected)
 {
-    static _Thread_local char hint[64];
+    ptrdiff_t shape[ATTN_MAX_AXES + 2];
+    if (rank < 4 || mask->ndim < 4 || mask->ndim > rank) return 0;
+    memcpy(shape, mask->shape, (size_t)mask->ndim * sizeof *shape);
+    shape[mask->ndim - 3] = mask->shape[mask->ndim - 2];
+    shape[mask->ndim - 2] = mask->shape[mask->ndim - 3];
+    return broadcasts_to(mask->ndim, shape, -1, rank, expected);
+}
+
+/* Does the mask fit if the arrays are (..., length, heads, dim), and layout='bshd' was left out? */
+static int fits_other_layout(const attn_args *args, const attn_tensor *mask, int rank, const ptrdiff_t *expected)
+{
+    ptrdiff_t shape[ATTN_MAX_AXES + 2];
+    if (args->layout != ATTN_LAYOUT_BHSD || rank < 4) return 0;
+    memcpy(shape, expected, (size_t)rank * sizeof *shape);
+    shape[rank - 3] = attn_size_of(&args->query, 2);
+    shape[rank - 2] = attn_size_of(&args->query, 3);
+    shape[rank - 1] = attn_size_of(&args->key, 3);
+    return broadcasts_to(mask->ndim, mask->shape, -1, rank, shape);
+}
+
+/* A hint for the message when the mask fits with other axes: one of size 1 too many, such as a heads axis, none for
+ * heads or queries, or those of the other layout. */
+static const char *axes_hint(const attn_args *args, const char *name, const attn_tensor *mask, int rank,
+                             const ptrdiff_t *expected)
+{
+    static _Thread_local char hint[128];
     for (int n = 0; n < mask->ndim && mask->ndim <= rank + 1; n++)
         if (mask->shape[n] == 1 && broadcasts_to(mask->ndim, mask->shape, n, rank, expected)) {
             snprintf(hint, sizeof hint, "; pass %s.squeeze(%d)", name, n - mask->ndim);
             return hint;
         }
-    const int of_batch = mask->ndim == 2 && (rank == 3 || rank == 4) && mask->shape[0] == expected[0];
-    if (of_batch && mask->shape[1] == expected[rank - 1]) {
+    const int of_batch = mask->ndim >= 2 && (rank == 3 || rank == 4) && mask->shape[0] == expected[0];
+    if (of_batch && mask->ndim == 2 && mask->shape[1] == expected[rank - 1]) {
         snprintf(hint, sizeof hint, "; for (batch, kv_len), pass %s[:, %sNone, :]", name, rank == 3 ? "" : "None, ");
+        return hint;
+    }
+    if (of_batch && mask->ndim == 3 && rank == 4 && broadcasts_to(2, mask->shape + 1, -1, 2, expected + 2)) {
+        snprintf(hint, sizeof hint, "; for (batch, q_len, kv_len), pass %s[:, None]", name);
+        return hint;
+    }
+    if (fits_swapped(mask, rank, expected)) {
+        snprintf(hint, sizeof hint, "; masks have heads before q_len in every layout: pass %s.swapaxes(-3, -2)", name);
+        return hint;
+    }
+    if (fits_other_layout(args, mask, rank, expected)) {
+        snprintf(hint, sizeof hint, "; %s", ATTN_OTHER_LAYOUT);
         return hint;
     }
     return "";
@@ -63,7 +99,7 @@ static attn_status check_mask(const attn_args *args, const attn_tensor *mask, in
         FAIL("%s has shape %s, which does not broadcast to %s: %s%s", names[which],
              attn_shape_text(mask->ndim, mask->shape), attn_shape_text(rank, expected),
              p->has_heads ? "(..., heads, q_len, kv_len)" : "(..., q_len, kv_len)",
-             axes_hint(names[which], mask, rank, expected));
+             axes_hint(args, names[which], mask, rank, expected));
     if (which == ATTN_KEEP && mask->dtype != ATTN_BOOL) FAIL("keep_mask must be bool (True = kept)");
     if (mask->dtype == ATTN_I64) FAIL("%s must be bool or float (added to the scores)", names[which]);
     p->mask_dtypes[which] = mask->dtype == ATTN_BOOL && blocked ? ATTN_ELEMENT_BLOCKED : (attn_element)mask->dtype;

@@ -67,14 +67,21 @@ int pyattn_real_type(PyArrayObject *array, PyObject *object, const char *name)
     const int wide = type == NPY_LONGDOUBLE || type == NPY_CDOUBLE || type == NPY_OBJECT;
     int numbers;
     if (PyUnicode_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s has dtype %S, expected " REALS, name, PyArray_DESCR(array));
+        PyErr_Format(PyExc_TypeError, "%s is a string: pass an array of numbers; for a file's name, numpy.load(%s)",
+                     name, name);
         return -1;
     }
     PyObject *fix = type == NPY_VOID && PyArray_ITEMSIZE(array) == 2 /* what NumPy makes of bfloat16 in a file */
                         ? PyUnicode_FromFormat("%s.view(ml_dtypes.bfloat16)", name)
                         : pyattn_cast(object, name, PyTypeNum_ISCOMPLEX(type) ? ".real" : "",
                                       wide ? "numpy.float64" : "numpy.float32");
-    PyObject *came = fix == NULL ? NULL : pyattn_what_came(array, object, &numbers);
+    const int text = type == NPY_UNICODE || type == NPY_STRING || type == NPY_VSTRING;
+    if (fix != NULL && text)
+        PyErr_Format(PyExc_TypeError,
+                     "%s holds text (dtype %S): turn it into numbers first, such as a vector for each word; if it "
+                     "spells numbers, pass %U",
+                     name, PyArray_DESCR(array), fix);
+    PyObject *came = fix == NULL || text ? NULL : pyattn_what_came(array, object, &numbers);
     if (came != NULL) PyErr_Format(PyExc_TypeError, "%s %U, expected " REALS "; pass %U", name, came, fix);
     Py_XDECREF(came);
     Py_XDECREF(fix);

@@ -46,7 +46,8 @@ static void claim_refused(const call *c, const char *sentence, int line)
 
 static void test_ranks_and_dtypes(void)
 {
-    REFUSED("query has shape (8,), expected at least 2 axes: (..., length, dim); for a single query, pass query[None]",
+    REFUSED("query has shape (8,), expected at least 2 axes: (..., length, dim); for a single query, pass "
+            "numpy.atleast_2d(query)",
             args->query = VIEW(ATTN_F32, 8));
     REFUSED("query has shape (-1, 8), expected sizes of 0 or more", args->query = VIEW(ATTN_F32, -1, 8));
     REFUSED("key has shape (), expected at least 2 axes: (..., length, dim)", args->key.ndim = 0);
@@ -164,6 +165,15 @@ static void test_masks_and_lengths(void)
         "attn_mask has shape (1, 2, 4, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); "
         "pass attn_mask.squeeze(-5)",
         args->mask = VIEW(ATTN_BOOL, 1, 2, 4, 3, 3));
+    REFUSED("attn_mask has shape (2, 3, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); for "
+            "(batch, q_len, kv_len), pass attn_mask[:, None]",
+            args->mask = VIEW(ATTN_BOOL, 2, 3, 3));
+    REFUSED("attn_mask has shape (2, 3, 4, 3), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); "
+            "masks have heads before q_len in every layout: pass attn_mask.swapaxes(-3, -2)",
+            args->mask = VIEW(ATTN_BOOL, 2, 3, 4, 3));
+    REFUSED("attn_mask has shape (4, 4), which does not broadcast to (2, 4, 3, 3): (..., heads, q_len, kv_len); if the "
+            "axes are (..., length, heads, dim), pass layout='bshd'",
+            args->mask = VIEW(ATTN_BOOL, 4, 4));
     REFUSED("attn_mask must be bool or float (added to the scores)", args->mask = VIEW(ATTN_I64, 3, 3));
     REFUSED("keep_mask must be bool (True = kept)", args->keep_mask = VIEW(ATTN_F32, 3, 3));
     REFUSED("key_padding_mask has shape (2, 3), which does not broadcast to (3, 3): (..., q_len, kv_len)",

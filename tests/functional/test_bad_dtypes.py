@@ -27,8 +27,6 @@ REALS = "float16, bfloat16, float32 or float64"
         ("complex128", ".real.astype(numpy.float64)"),
         ("longdouble", ".astype(numpy.float64)"),
         ("object", ".astype(numpy.float64)"),
-        ("U3", ".astype(numpy.float32)"),
-        ("S3", ".astype(numpy.float32)"),
         ("datetime64[s]", ".astype(numpy.float32)"),
         ("timedelta64[s]", ".astype(numpy.float32)"),
         ("f4,f4", ".astype(numpy.float32)"),
@@ -41,6 +39,22 @@ def test_dtypes_that_are_no_numbers(dtype, fix, place):
     arrays[place] = np.zeros(arrays[place].shape, dtype)
     name = ("query", "key", "value")[place]
     refuse(TypeError, f"{name} has dtype {arrays[place].dtype}, expected {REALS}; pass {name}{fix}", *arrays)
+
+
+@for_each("dtype", ["U3", "S3", np.dtypes.StringDType()])
+@for_each("place", [0, 1, 2])
+def test_text_must_become_numbers_first(dtype, place):
+    arrays = [QUERY, KEY, VALUE]
+    arrays[place] = np.zeros(arrays[place].shape, dtype)
+    name = ("query", "key", "value")[place]
+    refuse(TypeError, f"{name} holds text (dtype {arrays[place].dtype}): turn it into numbers first", *arrays)
+    refuse(TypeError, f"{name} holds text", *[array.tolist() for array in arrays])
+
+
+def test_a_string_is_not_an_array():
+    refuse(
+        TypeError, "query is a string: pass an array of numbers; for a file's name, numpy.load(query)", "q", KEY, KEY
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", ">i4"])
@@ -63,7 +77,8 @@ def test_the_cast_that_a_message_offers_can_be_called(make, dtype):
     """A list has no astype."""
     query = np.ones((3, 4)).astype(dtype)
     query = make(query)
-    message = refuse(TypeError, f"query has dtype {np.dtype(dtype)}, expected {REALS}; pass ", query, KEY, VALUE)
+    problem = "holds text (" if dtype == "U3" else f"has dtype {np.dtype(dtype)}, expected {REALS}; pass "
+    message = refuse(TypeError, f"query {problem}", query, KEY, VALUE)
     fixed = eval(message.partition("pass ")[2], {"numpy": np, "query": query})
     np.testing.assert_array_equal(pyattn.attention(fixed, KEY, VALUE), pyattn.attention(QUERY + 1, KEY, VALUE))
 

@@ -136,8 +136,32 @@ def test_a_mask_with_an_axis_too_many_is_told_which(mask, axis):
 
 def test_masks_are_heads_first_in_every_layout():
     arrays = zeros(2, 3, 6, 4), zeros(2, 5, 6, 4), zeros(2, 5, 6, 2)
-    message = "attn_mask has shape (2, 3, 6, 5), which does not broadcast to (2, 6, 3, 5): (..., heads, q_len, kv_len)"
-    refuse(ValueError, message, *arrays, attn_mask=zeros(2, 3, 6, 5), layout="bshd")
+    message = (
+        "attn_mask has shape (2, 3, 6, 5), which does not broadcast to (2, 6, 3, 5): (..., heads, q_len, kv_len); "
+        "masks have heads before q_len in every layout: pass attn_mask.swapaxes(-3, -2)"
+    )
+    mask = zeros(2, 3, 6, 5)
+    refuse(ValueError, message, *arrays, attn_mask=mask, layout="bshd")
+    pyattn.attention(*arrays, attn_mask=mask.swapaxes(-3, -2), layout="bshd")
+
+
+@for_each("shape", [(5, 5), (5,), (2, 1, 1, 5), (2, 6, 5, 5)])
+def test_a_mask_that_fits_the_other_layout_says_so(shape):
+    arrays, mask = (zeros(2, 5, 6, 4), zeros(2, 5, 6, 4), zeros(2, 5, 6, 2)), zeros(*shape)
+    with pytest.raises(ValueError, match=r"; if the axes are \(..., length, heads, dim\), pass layout='bshd'$"):
+        pyattn.attention(*arrays, attn_mask=mask)
+    pyattn.attention(*arrays, attn_mask=mask, layout="bshd")
+
+
+@for_each("layout", ["bhsd", "bshd"])
+def test_a_mask_of_batch_and_queries_lacks_the_heads_axis(layout):
+    arrays, mask = [zeros(2, 6, 3, 4), zeros(2, 6, 5, 4), zeros(2, 6, 5, 4)], zeros(2, 3, 5)
+    if layout == "bshd":
+        arrays = [array.swapaxes(1, 2) for array in arrays]
+    message = r"; for \(batch, q_len, kv_len\), pass attn_mask\[:, None\]$"
+    with pytest.raises(ValueError, match=message):
+        pyattn.attention(*arrays, attn_mask=mask, layout=layout)
+    pyattn.attention(*arrays, attn_mask=mask[:, None], layout=layout)
 
 
 @for_each("name", ["key_lengths", "query_lengths"])

@@ -80,7 +80,12 @@ CALLS = {
         TypeError,
         "did you mean query?",
     ),
-    "one query": (lambda: pyattn.attention(X[0], X, X), ValueError, "for a single query, pass query[None]"),
+    "one query": (lambda: pyattn.attention(X[0], X, X), ValueError, "for a single query, pass numpy.atleast_2d(query)"),
+    "transposed key": (
+        lambda: pyattn.attention(np.ones((2, 3)), np.ones((3, 2)), np.ones((2, 3))),
+        ValueError,
+        "if key is transposed, swap its last two axes",
+    ),
     "heads after length": (
         lambda: pyattn.attention(X[None], X[None], X[None], layout="bshd"),
         ValueError,
