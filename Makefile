@@ -54,6 +54,7 @@ short = not slow and not optional $(drawn)
 
 demo: $(built)
 	$(python) -m pyattn $(ARGS)
+	@echo "To use this pyattn in the shell, run first: . .venv/bin/activate"
 
 test: $(built) $(test_extras)
 	$(test_with) $(python) -m pytest $(parallel) -m "$(short)" $(ARGS)

@@ -98,8 +98,9 @@ else:  # hidden from type checkers, for which a module's __getattr__ defines eve
         return globals()[name]
 
     def _names_of_all():
-        """Return the names here, and in full those of the modules where layers, functions and models are."""
-        homes = [importlib.import_module(f"pyattn.{home}") for home in ("functional", "nn", "generation", "models")]
+        """Return the names here, and in full those of modules with functions, layers, models and pictures."""
+        names = ("functional", "nn", "generation", "models", "plot")
+        homes = [importlib.import_module(f"pyattn.{name}") for name in names]
         return [*__all__, *(f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__)]
 
     def __dir__():

@@ -53,6 +53,7 @@ _ELSEWHERE = {
     "output_attentions": ("need_weights",),
     "pad_id": ("padding_idx",),
     "pad_token_id": ("padding_idx",),
+    "padding": ("key_lengths", "source_lengths", "lengths"),
     "past_key_values": ("cache", "use_cache"),
     "plot": ("steps",),
     "q": ("query",),
@@ -90,6 +91,7 @@ _ADVICE = {
     **dict.fromkeys(
         (("axis", "align"), ("axis", "enable_gqa")), "the length is the axis before the last: move axes with swapaxes"
     ),
+    ("alibi", "attn_mask"): "ALiBi is a float attn_mask, -slope * distance, which is added to the scores",
     ("bias", "attn_mask"): "a bias is attn_mask: floats are added to the scores",
     ("input_ids", "source"): "source takes the ids",
     ("max_length", "max_new_tokens"): "max_new_tokens counts new tokens alone, without the prompt",

@@ -63,6 +63,16 @@ CALLS = {
         TypeError,
         "; key_lengths takes the lengths of padding",
     ),
+    "padding as a word": (
+        lambda: pyattn.attention(X, X, X, padding=[2]),
+        TypeError,
+        "; did you mean key_lengths? It takes query, ",
+    ),
+    "ALiBi": (
+        lambda: pyattn.attention(X, X, X, alibi=True),
+        TypeError,
+        "; ALiBi is a float attn_mask, -slope * distance, which is added to the scores; it takes query, ",
+    ),
     "padding without heads": (
         lambda: pyattn.attention(*[np.ones((2, 4, 3))] * 3, attn_mask=np.ones((2, 4), bool)),
         ValueError,
@@ -277,6 +287,7 @@ CALLS = {
     "layer at the top": (lambda: pyattn.SelfAttention, AttributeError, "did you mean pyattn.nn.SelfAttention?"),
     "function at the top": (lambda: pyattn.layer_norm, AttributeError, "did you mean pyattn.functional.layer_norm?"),
     "another spelling": (lambda: nn.MultiHeadAttention, AttributeError, "did you mean pyattn.nn.MultiheadAttention?"),
+    "picture at the top": (lambda: pyattn.heatmap, AttributeError, "did you mean pyattn.plot.heatmap?"),
     "mask's name": (lambda: pyattn.masks.causal_mask, AttributeError, "did you mean pyattn.masks.causal?"),
     "loader's name": (
         lambda: pyattn.models.from_pretrained,
