@@ -100,6 +100,7 @@ setup(
     package_data={
         "pyattn.include": ["attn.h"],
         "pyattn.models": ["student.safetensors"],
+        "pyattn.plot": ["*.css", "*.js"],
         "pyattn.tracing.render": ["*.css", "*.js"],
     },
     ext_modules=[core],

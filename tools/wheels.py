@@ -30,8 +30,7 @@ SETTINGS = "_sysconfigdata__aarch64-linux-gnu"
 GLIBC = (2, 28)
 LIMIT = 2_000_000  # bytes of a wheel
 FILES = ("pyattn/py.typed", "pyattn/_core.pyi", "pyattn/include/attn.h")
-RENDER = Path("pyattn", "tracing", "render")
-PAGE = [str(RENDER / path.name) for path in (ROOT / RENDER).iterdir() if path.suffix in (".css", ".js")]
+PAGES = [str(path.relative_to(ROOT)) for kind in ("css", "js") for path in (ROOT / "pyattn").rglob(f"*.{kind}")]
 METADATA = ("licenses/LICENSE", "sboms/pyattn.cdx.json")
 
 
@@ -93,7 +92,7 @@ def wrong_with(wheel: Path) -> list[str]:
     problems = [f"{size} bytes, where less than {LIMIT} were wanted"] if size >= LIMIT else []
     names = zipfile.ZipFile(wheel).namelist()
     about = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
-    wanted = {*FILES, *PAGE, *(f"{about}/{name}" for name in METADATA)}
+    wanted = {*FILES, *PAGES, *(f"{about}/{name}" for name in METADATA)}
     problems += [f"{name} is missing" for name in sorted(wanted.difference(names))]
     folders = {name.partition("/")[0] for name in names}
     return problems + [f"{name} should not be in it" for name in sorted(folders - {"pyattn", about})]

@@ -1,14 +1,17 @@
-"""The page of `flow`: lines between tokens as SVG, and a script that shows those of one token."""
+"""The page of `flow`: lines between tokens as SVG; flow.css has its style, and flow.js shows the lines of one token."""
 
 from __future__ import annotations
 
+import functools
 import html
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pyattn.plot.fonts import shorten
 from pyattn.plot.inputs import Array
+from pyattn.tracing.render.page import read_source
 
 __all__ = ["FlowPage", "flow_fragment", "flow_page"]
 
@@ -57,7 +60,7 @@ def flow_fragment(page: FlowPage) -> str:
     lines = "\n".join(_lines(page, left, rows))
     tokens = "\n".join([*_tokens(page, "q", left, width, rows), *_tokens(page, "k", left, width, rows)])
     return f"""<figure class="pa-flow{kind}">
-<style>{_STYLE}</style>
+<style>{_style()}</style>
 {title}{_buttons(page)}
 <svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{1.4 * width:.0f}px" role="group" aria-label="{label}">
 <g class="pa-lines">
@@ -66,7 +69,7 @@ def flow_fragment(page: FlowPage) -> str:
 {tokens}
 </svg>
 <p role="status">{_HINT}</p>
-<script>{_SCRIPT}</script>
+<script>{_source("flow.js")}</script>
 </figure>"""
 
 
@@ -145,79 +148,26 @@ def _about(page: FlowPage, side: str, at: int) -> list[str]:
     return lines
 
 
+@functools.cache
+def _source(name: str) -> str:
+    """Read a file of this folder."""
+    return read_source(Path(__file__).with_name(name))
+
+
+def _style() -> str:
+    """Return the style: a given `dark` comes before the theme of a notebook or site, and this before the system's."""
+    colours = [
+        f".pa-flow{{{_LIGHT}}}",
+        f"@media(prefers-color-scheme:dark){{.pa-flow{{{_DARK}}}}}",
+        f"[data-theme=light] .pa-flow,[data-jp-theme-light=true] .pa-flow{{{_LIGHT}}}",
+        f"[data-theme=dark] .pa-flow,[data-jp-theme-light=false] .pa-flow{{{_DARK}}}",
+        f".pa-flow.pa-light{{{_LIGHT}}}",
+        f".pa-flow.pa-dark{{{_DARK}}}",
+    ]
+    return "\n".join([*colours, _source("flow.css")])
+
+
 _HINT = "Hover over a token, tap it, or move to it with the tab key: its lines alone are shown."
 
 _LIGHT = "--ink:#1c1c22;--paper:#ffffff;--soft:#5c5c66;--edge:#8a8a94;--line:#2563b0"
 _DARK = "--ink:#f0f0f2;--paper:#17171c;--soft:#a9a9b4;--edge:#75757f;--line:#7db4f5"
-_STYLE = f"""
-.pa-flow{{{_LIGHT};margin:0;padding:8px;color:var(--ink);background:var(--paper);font:14px/1.4 system-ui,sans-serif}}
-@media(prefers-color-scheme:dark){{.pa-flow{{{_DARK}}}}}
-[data-theme=light] .pa-flow,[data-jp-theme-light=true] .pa-flow,.pa-flow.pa-light{{{_LIGHT}}}
-[data-theme=dark] .pa-flow,[data-jp-theme-light=false] .pa-flow,.pa-flow.pa-dark{{{_DARK}}}
-.pa-flow figcaption{{font-weight:600;margin:0 0 6px}}
-.pa-flow p{{margin:4px 0;color:var(--soft);white-space:pre-line;min-height:2.8em}}
-.pa-flow p[role=group]{{min-height:0;display:flex;flex-wrap:wrap;gap:6px}}
-.pa-flow button{{font:inherit;color:var(--ink);background:var(--paper);border:1px solid var(--edge);border-radius:4px;
-padding:2px 8px 2px 6px;cursor:pointer;border-left:12px solid var(--c)}}
-.pa-flow button[aria-pressed=false]{{border-left-color:var(--paper);color:var(--soft);text-decoration:line-through}}
-.pa-flow svg{{display:block;width:100%;height:auto}}
-.pa-flow line{{stroke-linecap:round}}
-.pa-flow line:not([stroke]){{stroke:var(--line)}}
-.pa-flow svg.pa-on line{{display:none}}
-.pa-flow svg.pa-on line.pa-hit{{display:inline;stroke-opacity:1}}
-.pa-flow line.pa-off,.pa-flow svg.pa-on line.pa-hit.pa-off{{display:none}}
-.pa-flow [data-s]{{cursor:pointer;outline:none}}
-.pa-flow rect{{fill:var(--line);fill-opacity:0;stroke:none}}
-.pa-flow text{{fill:var(--ink);font-size:14px;dominant-baseline:central}}
-.pa-flow [data-s].pa-here rect{{stroke:var(--ink);stroke-width:2}}
-.pa-flow [data-s]:focus-visible rect{{stroke:var(--ink);stroke-width:3}}
-""".strip()
-
-# The tokens, lines and buttons are in the page already: the script marks those that belong to a token.
-_SCRIPT = r"""
-(function (figure) {
-  var svg = figure.querySelector("svg"), note = figure.querySelector("[role=status]"), hint = note.textContent;
-  var tokens = Array.from(svg.querySelectorAll("[data-s]")), lines = Array.from(svg.querySelectorAll("line"));
-  var buttons = Array.from(figure.querySelectorAll("button")), here = null;
-  function hidden(head) { return buttons.length > 0 && buttons[head].getAttribute("aria-pressed") === "false"; }
-  function show(token) {
-    var shares = {}, side = token && token.dataset.s, other = side === "q" ? "k" : "q";
-    here = token;
-    svg.classList.toggle("pa-on", token !== null);
-    lines.forEach(function (line) {
-      var off = hidden(+line.dataset.h), hit = token !== null && line.dataset[side] === token.dataset.n;
-      line.classList.toggle("pa-off", off);
-      line.classList.toggle("pa-hit", hit);
-      if (hit && !off)
-        shares[line.dataset[other]] = Math.max(shares[line.dataset[other]] || 0, +line.getAttribute("stroke-opacity"));
-    });
-    tokens.forEach(function (one) {
-      var share = token !== null && one.dataset.s === other ? shares[one.dataset.n] || 0 : 0;
-      one.classList.toggle("pa-here", one === token);
-      one.querySelector("rect").style.fillOpacity = 0.45 * share;
-    });
-    note.textContent = token === null ? hint : token.getAttribute("aria-label").split("\n").filter(function (_, head) {
-      return !hidden(head);
-    }).join("\n");
-  }
-  function focused() { return tokens.indexOf(document.activeElement) < 0 ? null : document.activeElement; }
-  tokens.forEach(function (token, at) {
-    token.addEventListener("mouseenter", function () { show(token); });
-    token.addEventListener("mouseleave", function () { show(focused()); });
-    token.addEventListener("focus", function () { show(token); });
-    token.addEventListener("blur", function () { show(null); });
-    token.addEventListener("click", function () { token.focus(); show(token); });
-    token.addEventListener("keydown", function (event) {
-      var next = {ArrowDown: at + 1, ArrowUp: at - 1}[event.key];
-      if (event.key === "Escape") token.blur();
-      if (next !== undefined && tokens[next]) { tokens[next].focus(); event.preventDefault(); }
-    });
-  });
-  buttons.forEach(function (button) {
-    button.addEventListener("click", function () {
-      button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") === "true" ? "false" : "true");
-      show(here);
-    });
-  });
-})(document.currentScript.parentElement);
-"""

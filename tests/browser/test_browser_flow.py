@@ -104,6 +104,19 @@ def test_it_fits_the_screen_in_the_reader_s_colours(browser, page, dark, narrow)
     browser.save_picture(f"flow-{'dark' if dark else 'light'}-{'narrow' if narrow else 'wide'}")
 
 
+@pytest.mark.parametrize(
+    ("theme", "dark", "ground"), [("light", None, 255), ("dark", None, 23), ("light", True, 23), ("dark", False, 255)]
+)
+def test_it_follows_the_theme_of_a_site_unless_dark_is_given(browser, weights, tmp_path, theme, dark, ground):
+    path = tmp_path / "flow.html"
+    pyattn.plot.flow(weights, TOKENS, dark=dark).save_html(path)
+    browser.look(dark=theme == "light")
+    browser.open(path)
+    browser.run(f"document.documentElement.dataset.theme = '{theme}'")
+    shown = browser.run("return getComputedStyle(document.querySelector('.pa-flow')).backgroundColor")
+    assert shown.startswith(f"rgb({ground}, ")
+
+
 def test_without_scripts_all_lines_are_shown(browser, page, weights):
     browser.look(scripts=False)
     browser.open(page)

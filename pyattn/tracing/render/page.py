@@ -8,9 +8,7 @@ from pathlib import Path
 
 from pyattn.tracing.render.colours import COLOURS, DARK_EDGES, HEAT
 
-__all__ = ["class_of", "save_page", "script", "style"]
-
-_FOLDER = Path(__file__).parent
+__all__ = ["class_of", "read_source", "save_page", "script", "style"]
 
 
 def class_of(kind: str) -> str:
@@ -60,8 +58,13 @@ def script(editable: bool = False) -> str:
 
 
 def _source(name: str) -> str:
-    """Read a file without indentation and lines of comment, as every output of a notebook holds a copy."""
-    lines = (line.strip() for line in (_FOLDER / name).read_text(encoding="utf-8").splitlines())
+    """Read a file of this folder."""
+    return read_source(Path(__file__).with_name(name))
+
+
+def read_source(path: Path) -> str:
+    """Read a file without indentation and lines of comment, because every output of a notebook holds a copy."""
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
 
 
