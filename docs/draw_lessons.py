@@ -198,15 +198,25 @@ def draw_transformer(*, dark: bool = False) -> Figure:
             )
         )
         if arrow.label:
-            (x, y), right = ((way[0][0] + way[-1][0]) / 2, (way[0][1] + way[-1][1]) / 2), arrow.label_at is None
-            x, y = arrow.label_at or (x + 0.1, y)
-            turned = {"rotation": 90} if arrow.is_dashed else {}
-            options = {"ha": "left" if right else "center", "va": "center", "fontsize": 8.5, "color": soft, **turned}
-            backing = {"facecolor": paper, "edgecolor": "none", "pad": 1.5} if arrow.is_dashed else None
-            ax.text(x, y, arrow.label, bbox=backing, **options)
+            _label(ax, arrow, way, soft, paper)
     for box in BOXES.values():
         _draw_box(ax, box, ink, dark)
     return figure
+
+
+def _label(ax, arrow, way, colour, paper):
+    """Write the label of an arrow: right of its middle, or at its own place; upright along a dashed one."""
+    options = {"va": "center", "fontsize": 8.5, "color": colour}
+    if arrow.label_at is None:
+        (x, y), (end_x, end_y) = way[0], way[-1]
+        at = (x + end_x) / 2 + 0.1, (y + end_y) / 2
+        options["ha"] = "left"
+    else:
+        at = arrow.label_at
+        options["ha"] = "center"
+    if arrow.is_dashed:
+        options |= {"rotation": 90, "bbox": {"facecolor": paper, "edgecolor": "none", "pad": 1.5}}
+    ax.text(*at, arrow.label, **options)
 
 
 def _draw_box(ax, box, ink, dark):
