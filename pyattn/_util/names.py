@@ -19,6 +19,7 @@ __all__ = [
     "publish",
     "refuse_call",
     "showing",
+    "unknown_field",
     "unknown_name",
 ]
 
@@ -29,6 +30,7 @@ _Class = TypeVar("_Class", bound=type)
 # Other libraries' words -> ours; the first that the function has is meant.
 _ELSEWHERE = {
     "apply_rope": ("rotary_embedding", "RotaryEmbedding"),
+    "attn_mask": ("src_mask", "tgt_mask"),
     "attention_mask": ("key_padding_mask", "src_key_padding_mask", "attn_mask"),
     "base": ("theta",),
     "causal": ("is_causal",),
@@ -45,6 +47,7 @@ _ELSEWHERE = {
     "key_padding_mask": ("attn_mask",),
     "k": ("key",),
     "kv_len": ("S",),
+    "labels": ("tokens",),
     "lengths": ("key_lengths",),
     "mask": ("attn_mask", "src_mask"),
     "max_len": ("max_length",),
@@ -58,6 +61,7 @@ _ELSEWHERE = {
     "plot": ("steps",),
     "q": ("query",),
     "q_len": ("L",),
+    "return_attention_weights": ("need_weights",),
     "return_weights": ("need_weights",),
     "rope": ("rotary", "rotary_embedding", "RotaryEmbedding"),
     "rope_theta": ("theta",),
@@ -101,6 +105,7 @@ _ADVICE = {
 _INSTEAD = {
     "KVCache.append": "call append(layer, key, value)",
     "KVCache.attend": "call append(layer, key, value) and then attend(layer, query)",
+    "MultiheadAttention.forward": "for self-attention pass x three times: module(x, x, x)",
     "attention": "a mask is attn_mask; for x and three weights call pyattn.self_attention",
     "trace": "trace_attention takes query, key and value, and modules have a method trace",
 }
@@ -301,3 +306,14 @@ def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError
         own = sorted(full for full in names if "." not in full and not full.startswith("_"))
         return AttributeError(f"{wrong}; it has {', '.join(own)}", obj=owner)
     return AttributeError(f"{wrong}; did you mean {meant if '.' in meant else f'{module}.{meant}'}?", obj=owner)
+
+
+def unknown_field(owner: Any, name: str, names: Iterable[str], advice: Mapping[str, str], rest: str = "") -> NoReturn:
+    """Raise the error for a field that a result lacks: what to read instead, or all that it has."""
+    kind = type(owner).__name__
+    wrong = f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind} has no {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(wrong, name=name, obj=owner)
+    meant = advice.get(name) or nearest(name, names)
+    hint = f"did you mean {meant}?" if meant else f"it has {', '.join(names)}"
+    raise AttributeError(f"{wrong}; {hint}{rest}")

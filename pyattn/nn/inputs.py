@@ -77,6 +77,8 @@ def _converted(array: npt.NDArray[Any], x: npt.ArrayLike, name: str, dtype: np.d
         return as_float32(array)
     if own.kind in "biu" or (own == np.float64 and isinstance(x, (list, tuple, float))):
         return array.astype(wanted)
+    if own.kind in "SUT":
+        _core.as_real(x, name)  # which refuses text, and says how to make numbers of it
     given = own.newbyteorder("=")
     if given == wanted:
         return array

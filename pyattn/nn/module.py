@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "from_torch": "call pyattn.interop.torch.from_torch(module)",
     "generate": "call pyattn.generate(model, source)",
     "save": "call pyattn.nn.save(module, path)",
+    "trace": "MultiheadAttention, TransformerEncoderLayer and TransformerDecoderLayer have it, such as one of layers",
     "zero_grad": NO_GRADIENTS,
 }
 

@@ -162,7 +162,8 @@ def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
         error = float(error_ratios(one, other, np.ones(())).max(initial=0)) if one.shape == other.shape else np.inf
         numbers = [float(x[place]) if x.shape == one.shape else np.nan for x in (one, other, exact) if place]
         ulp = error / _ulp(exact, coarser)
-        yield Stage(name, one.shape, other.shape, error, ulp, worst, ours, theirs, place, tuple(numbers), only)
+        nan = int((np.isnan(one) & np.isnan(other)).sum()) if one.shape == other.shape else 0
+        yield Stage(name, one.shape, other.shape, error, ulp, worst, ours, theirs, place, tuple(numbers), only, nan)
 
 
 def _worst(actual: Array, expected: Array, allowed: Array) -> tuple[float, tuple[int, ...] | None]:

@@ -190,7 +190,10 @@ def _stage_of(right: Formula, wrong: Formula) -> str:
 def random_results(formula: Formula, dropout: str | None) -> Mistake:
     """Describe a side whose calls give different numbers; dropout tells how it was enabled, None if it was not."""
     if dropout is None:
-        what, fix = "gives other numbers when it is called again, as dropout does", "call eval(), or fix the seed"
+        what, fix = (
+            "gives other numbers when it is called again, as dropout does",
+            ("call eval(), and pass training=self.training to torch.nn.functional.dropout; or fix the seed"),
+        )
         return Mistake("random", what, fix, formula)
     return Mistake("dropout", f"drops weights, {dropout}", "call eval() first, or pass dropout_p=0.0", formula)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pyattn._util.names import unknown_field
 
 __all__ = ["Cause", "CheckResult", "Comparison", "Failure", "GroupResult", "Stage"]
 
@@ -33,6 +35,8 @@ class Stage(NamedTuple):
         The numbers at that place: of ours, of theirs, and exact.
     only : str or None
         'ours' or 'theirs' if only that side returns this stage; it is then compared with the formula in float64.
+    nan : int
+        How many numbers are NaN on both sides, which counts as equal.
 
     Examples
     --------
@@ -55,6 +59,7 @@ class Stage(NamedTuple):
     place: tuple[int, ...] | None = None
     numbers: tuple[float, ...] = ()
     only: Literal["ours", "theirs"] | None = None
+    nan: int = 0
 
     @property
     def equal(self) -> bool:
@@ -165,6 +170,14 @@ class Comparison:
             return None
         return self.cause.stage if self.cause else next(stage.name for stage in self.stages if not stage.equal)
 
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name, and say what to read instead."""
+            names = ["equal", "cause", "stage", "stages", "causes", "others", "wrong", "complete", "parameters"]
+            advice = {"fix": "cause.fix", **dict.fromkeys(("passed", "ok"), "equal")}
+            unknown_field(self, name, names, advice)
+
     def __repr__(self) -> str:
         """Return one line, such as <Comparison: different in scores: theirs does not scale the scores>."""
         if self.equal:
@@ -211,6 +224,10 @@ def _cells(stage: Stage) -> tuple[str, ...]:
 def _verdict(found: Comparison) -> Iterator[str]:
     if found.equal:
         yield "Equal: rounding explains every difference."
+        for stage in found.stages:
+            if stage.nan:
+                numbers = f"{stage.nan} of {math.prod(stage.shape)} numbers of {stage.name}"
+                yield f"But {numbers} are NaN on both sides: look for NaN in the inputs."
         if found.wrong:
             who = "neither agrees" if len(found.wrong) > 1 else f"{found.wrong[0]} does not agree"
             yield f"But {who} with the formula in float64."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.names import unknown_field
 from pyattn._util.typing import Align, Convention, Score
 from pyattn.tracing.compute import GIVEN, Intermediates, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
@@ -32,6 +33,7 @@ __all__ = ["Trace", "trace", "trace_attention"]
 
 Array = npt.NDArray[np.float64]
 _NAMES = ("query", "key", "value")
+_MEANT = {"query": "queries", "key": "keys", "value": "values", **dict.fromkeys(("attention", "attn"), "weights")}
 _MAX_LISTED = 2**18  # weighted values in a dict: a list of a million floats takes 32 MB
 
 
@@ -258,8 +260,9 @@ class Trace(Intermediates):
 
         def __getattr__(self, name):
             """Refuse an unknown name, and list those there are."""
-            fields = ", ".join(field.name for field in dataclasses.fields(self))
-            raise AttributeError(f"a Trace has no {name!r}; it has {fields}. To draw it: pyattn.plot.steps(trace)")
+            draws = name in ("draw", "plot", "show")
+            rest = ". To draw it: pyattn.plot.steps(trace)" if draws else ""
+            unknown_field(self, name, [field.name for field in dataclasses.fields(self)], _MEANT, rest)
 
     def __str__(self) -> str:
         """Write all steps as text."""

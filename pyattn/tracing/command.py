@@ -8,8 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 import pyattn.io as io
 import pyattn.tracing.article as article
+from pyattn._util.names import nearest
 from pyattn.io.json import read_object
 from pyattn.tracing._trace import Trace, trace, trace_attention
 from pyattn.tracing.heads import HeadTraces
@@ -45,11 +48,23 @@ def _trace_file(file: str) -> Trace | HeadTraces:
     parameters = inspect.signature(function).parameters
     missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
     if missing:
+        near = {name: nearest(name, [*missing, "query", "key", "value"]) for name in given if name not in parameters}
+        renamed = [f"{meant} for {name}" for name, meant in near.items() if meant]
+        hint = f"; did you mean {' and '.join(renamed)}?" if renamed else ""
         raise ValueError(
             f"{file} lacks {', '.join(missing)}: it needs x, w_query, w_key and w_value, or query, key and value; "
-            f"it has {', '.join(given) or 'nothing'}"
+            f"it has {', '.join(given) or 'nothing'}{hint}"
         )
     unused = [name for name in given if name not in parameters]
+    for name in {*unused} - {field.name for field in dataclasses.fields(Trace)}:  # results may stand in the file
+        meant = nearest(name, [known for known in parameters if known not in given])
+        if meant:
+            raise ValueError(f"{file}: {name} is not used; did you mean {meant}?")
+    if np.asarray(given.get("attn_mask")).dtype.kind == "i" and file.endswith(".json"):
+        raise ValueError(
+            f"{file}: attn_mask holds integers; write true (attend) and false, or numbers with a decimal point, which "
+            "are added to the scores"
+        )
     if unused:
         print(f"{file}: not used: {', '.join(unused)}", file=sys.stderr)
     traced: Trace = function(**{name: x for name, x in given.items() if name in parameters})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import pyattn._core as _core
 import pyattn.reference as reference
 from pyattn._util.halves import compute_dtype
 from pyattn._util.in_proj import in_projections
+from pyattn._util.names import unknown_field
 from pyattn._util.typing import Convention
 from pyattn.masks import Mask
 from pyattn.tracing._trace import Trace
@@ -189,6 +190,13 @@ class HeadTraces:
     def _repr_html_(self) -> str:
         return heads_html(self.heads, (self.concatenation, self.projection))
 
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; those of one head are in each."""
+            names = ["heads", "concatenated", "w_out", "b_out", "outputs", "concatenation", "projection", "convention"]
+            unknown_field(self, name, names, {field: f"heads[0].{field}" for field in Trace.__dataclass_fields__})
+
     def __str__(self) -> str:
         """Write all steps of all heads as text."""
         parts = [f"Head {n} of {len(self.heads)}\n\n{head}\n" for n, head in enumerate(self.heads, 1)]
@@ -215,6 +223,11 @@ def trace_heads(
     inputs = _read_unbatched(given, module.batch_first, convention)
     if convention == "column":
         _check_sizes(inputs, (module.embed_dim, module.kdim, module.vdim))
+    elif inputs[0].shape[1] != module.embed_dim == len(inputs[0]):
+        raise ValueError(
+            f"x has shape {inputs[0].shape}; it must be (length, {module.embed_dim}): if each column is an input, "
+            "pass convention='column'"
+        )
     if not is_checked:  # a layer has checked inputs and masks, and warned, in the names of its own arguments
         with np.errstate(all="ignore"):
             cast = [array.astype(compute_dtype(module.out_proj.weight.dtype)) for array in inputs]

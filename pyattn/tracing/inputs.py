@@ -54,6 +54,8 @@ def read_matrix(x: npt.ArrayLike, name: str, axes: tuple[str, str], convention: 
     if matrix.ndim != 2:
         expected = ", ".join(axes[::-1] if convention == "column" else axes)
         one = f": trace one matrix, such as {name}[{', '.join('0' * (matrix.ndim - 2))}]" if matrix.ndim > 2 else ""
+        if matrix.ndim == 1 and name in ("x", "query") and convention == "row":
+            one = f"; for a single input, pass numpy.atleast_2d({name})"
         raise ValueError(f"{name} has shape {matrix.shape}; it must be ({expected}){one}")
     if matrix.size == 0:
         raise ValueError(f"{name} has shape {matrix.shape}; it must not be empty")
@@ -87,8 +89,9 @@ def read_given(
         if len(matrix) != embed_dim:
             column = convention == "column"
             own, of_x = (array.T.shape if column else array.shape for array in (matrix, given["x"]))
+            swapped = "; if its axes are the other way round, transpose it" if matrix.shape[1] == embed_dim else ""
             expected = f"(dim, {embed_dim})" if column else f"({embed_dim}, dim)"
-            raise ValueError(f"w_{name} has shape {own}; it must be {expected}, as x has shape {of_x}")
+            raise ValueError(f"w_{name} has shape {own}; it must be {expected}, as x has shape {of_x}{swapped}")
     for n, (name, entry) in enumerate(zip(weights, _three(bias), strict=True)):
         if entry is not None:
             vector, size = read_real(entry, f"bias[{n}]"), given[f"w_{name}"].shape[1]
@@ -131,7 +134,9 @@ def read_tokens(tokens: Sequence[str] | None, name: str, length: int) -> list[st
         raise TypeError(f"{name} is of type {type(tokens).__name__}; it must be {length} strings") from None
     for n, token in enumerate(read):
         if not isinstance(token, str):
-            raise TypeError(f"{name}[{n}] is of type {type(token).__name__}; it must be a str")
+            raise TypeError(
+                f"{name}[{n}] is of type {type(token).__name__}; it must be a str: pass list(map(str, {name}))"
+            )
     if len(read) != length:
         raise ValueError(f"{name} has {len(read)} {'entry' if len(read) == 1 else 'entries'}; it must have {length}")
     return [str(token) for token in read]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.reference as reference
+from pyattn._util.names import unknown_field
+from pyattn.tracing._trace import Trace
 from pyattn.tracing.dicts import as_plain
 from pyattn.tracing.heads import HeadTraces
 from pyattn.tracing.inputs import read_tokens
@@ -155,6 +157,15 @@ class LayerTrace:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+    if not TYPE_CHECKING:  # to which it would mean that every name exists
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; arrays are in stages, and those of one head in its attention."""
+            names = ["stages", "attentions", "arrays", "outputs", "norm_first", "tokens", "memory_tokens"]
+            of_head = {field: f"attentions['self_attention'].heads[0].{field}" for field in Trace.__dataclass_fields__}
+            arrays = {array: f"arrays[{array!r}]" for stage in vars(self).get("stages", ()) for array in stage.arrays}
+            unknown_field(self, name, names, {**of_head, **arrays})
 
     def __str__(self) -> str:
         """Write all stages as text."""

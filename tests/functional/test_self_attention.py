@@ -194,8 +194,8 @@ def test_a_bias_that_is_a_flag_is_told_to_be_three():
 
 
 def test_a_bias_that_is_no_array_of_numbers_is_named():
-    for bias, message in (("text", "has dtype <U4"), (np.ones(6) * 1j, "has dtype complex128")):
-        with pytest.raises(TypeError, match=rf"^bias\[1\] {message}, expected float16, bfloat16, float32 or float64"):
+    for bias, message in (("text", "is a string: pass"), (np.ones(6) * 1j, "has dtype complex128, expected")):
+        with pytest.raises(TypeError, match=rf"^bias\[1\] {message}"):
             pyattn.self_attention(X, *WEIGHTS, bias=(None, bias, None))
 
 

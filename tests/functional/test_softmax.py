@@ -239,7 +239,7 @@ def test_one_nan_or_minus_infinity_among_many(place, dtype, level):
         ([[1.0]], [0, 1], TypeError, "^axis is of type list, expected an int, a tuple of ints or None$"),
         ([[1.0]], (0, 1.0), TypeError, r"^axis\[1\] is of type float, expected an int$"),
         (1.0, 0.0, TypeError, "^axis is of type float"),
-        (["a"], -1, TypeError, "x has dtype <U1, expected float16, bfloat16, float32 or float64"),
+        (["a"], -1, TypeError, "x holds text .dtype <U1.: turn it into numbers first"),
         ([1j], -1, TypeError, "x has dtype complex128, expected float16, bfloat16, float32 or float64"),
         (None, -1, TypeError, "x is an object of type NoneType"),
         (np.ma.array([1.0]), -1, TypeError, "x is a masked array"),

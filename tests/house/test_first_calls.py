@@ -107,6 +107,76 @@ CALLS = {
         ValueError,
         "for (batch, kv_len), pass attn_mask[:, None, None, :]",
     ),
+    "weights under another name": (
+        lambda: pyattn.attention(X, X, X, return_attention_weights=True),
+        TypeError,
+        "did you mean need_weights?",
+    ),
+    "names of inputs": (lambda: pyattn.trace(X, W, W, W, labels=["a", "b", "c"]), TypeError, "did you mean tokens?"),
+    "numbers as tokens": (
+        lambda: pyattn.trace(X, W, W, W, tokens=[1, 2, 3]),
+        TypeError,
+        "pass list(map(str, tokens))",
+    ),
+    "output of a trace": (lambda: pyattn.trace(X, W, W, W).output, AttributeError, "did you mean outputs?"),
+    "query of a trace": (lambda: pyattn.trace(X, W, W, W).query, AttributeError, "did you mean queries?"),
+    "unknown field of a trace": (lambda: pyattn.trace(X, W, W, W).sums, AttributeError, "it has x, w_key, w_query"),
+    "drawing a trace": (lambda: pyattn.trace(X, W, W, W).plot(), AttributeError, "pyattn.plot.steps(trace)"),
+    "weights of several heads": (
+        lambda: nn.MultiheadAttention(3, 1).trace(X).weights,
+        AttributeError,
+        "did you mean heads[0].weights?",
+    ),
+    "output of several heads": (
+        lambda: nn.MultiheadAttention(3, 1).trace(X).output,
+        AttributeError,
+        "a HeadTraces has no 'output'; did you mean outputs?",
+    ),
+    "columns in a trace": (
+        lambda: nn.MultiheadAttention(4, 1).trace(np.ones((4, 3))),
+        ValueError,
+        "if each column is an input, pass convention='column'",
+    ),
+    "weights of a layer": (
+        lambda: nn.TransformerEncoderLayer(4, 1, 8).trace(np.ones((3, 4))).weights,
+        AttributeError,
+        "did you mean attentions['self_attention'].heads[0].weights?",
+    ),
+    "array of a layer": (
+        lambda: nn.TransformerEncoderLayer(4, 1, 8).trace(np.ones((3, 4))).norm_1,
+        AttributeError,
+        "did you mean arrays['norm_1']?",
+    ),
+    "mask of a layer": (
+        lambda: nn.TransformerEncoderLayer(4, 1, 8).trace(np.ones((3, 4)), attn_mask=TRIANGLE),
+        TypeError,
+        "did you mean src_mask?",
+    ),
+    "trace of a stack": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 8), 2).trace(np.ones((3, 4))),
+        AttributeError,
+        "TransformerEncoderLayer and TransformerDecoderLayer have it, such as one of layers",
+    ),
+    "transposed W_O": (
+        lambda: nn.from_heads(*[[np.ones((5, 3))] * 2] * 3, np.ones((4, 6))),
+        ValueError,
+        "if its axes are the other way round, pass w_out.T",
+    ),
+    "transposed heads": (
+        lambda: nn.from_heads(*[[np.ones((3, 4))] * 2] * 3, np.ones((6, 4))),
+        ValueError,
+        "if the axes of w_query, w_key and w_value are the other way round, transpose each matrix",
+    ),
+    "verdict of a comparison": (
+        lambda: pyattn.compare(pyattn.attention, X, X, X, X).passed,
+        AttributeError,
+        "did you mean equal?",
+    ),
+    "fix of a comparison": (
+        lambda: pyattn.compare(pyattn.attention, X, X, X, X).fix,
+        AttributeError,
+        "did you mean cause.fix?",
+    ),
     "gradients": (lambda: language_model().zero_grad(), AttributeError, "computes no gradients"),
     "ragged tokens": (
         lambda: language_model()([[1, 2], [3]]),
@@ -202,7 +272,7 @@ CALLS = {
     "one input": (
         lambda: nn.MultiheadAttention(3, 1)(X),
         TypeError,
-        "MultiheadAttention.forward() is called without key, value; it takes query, key, value, key_padding_mask",
+        "is called without key, value; for self-attention pass x three times: module(x, x, x); it takes query, key, ",
     ),
     "trace of a module": (
         lambda: pyattn.trace(nn.SelfAttention(3, 3), X),

@@ -100,7 +100,7 @@ MISTAKES = [
         ValueError,
         "weights[1] has shape (2, 5, 5), weights[0] has (4, 5, 5); bertviz needs the same shape for all layers",
     ),
-    ([[["a"]]], TypeError, "weights[0] has dtype <U1"),
+    ([[["a"]]], TypeError, "weights[0] holds text (dtype <U1)"),
     (None, TypeError, "weights is of type NoneType, expected one array per layer"),
     (RESULT, TypeError, "weights is of type AttentionResult, expected one array per layer; pass [weights.we"),
     (

@@ -207,6 +207,8 @@ def test_other_modules_are_refused(torch, interop):
     for theirs in (Twice(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.ones(2), None):
         with pytest.raises(TypeError, match=r"module is of type .*; from_torch converts torch.nn's Linear"):
             interop.from_torch(theirs)
+    with pytest.raises(TypeError, match=r"module is the class Linear, expected an instance: Linear\(\.\.\.\)"):
+        interop.from_torch(torch.nn.Linear)
     for ours in (OurTwice(2, 2), nn.Module(), np.ones(2), torch.nn.Linear(2, 2)):
         with pytest.raises(TypeError, match=r"module is of type .*; to_torch converts pyattn.nn's Linear"):
             interop.to_torch(ours)

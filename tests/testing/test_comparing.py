@@ -64,6 +64,19 @@ def test_weights_may_be_off_by_more_where_scores_are_larger(largest, dtype):
 def test_dropout_is_random():
     report = pyattn.compare(with_weights, planted.dropping(0.3), QUERY, KEY, VALUE)
     assert report.cause.name == "random"
+    assert "pass training=self.training to torch.nn.functional.dropout" in report.cause.fix
+
+
+def test_nan_on_both_sides_is_equal_and_told():
+    """A NaN in an input makes the comparison of the rows that it reaches worthless."""
+    query = QUERY.copy()
+    query[0, 0, 2, 1] = np.nan
+    report = pyattn.compare(pyattn.attention, planted.right, query, KEY, VALUE)
+    assert report.equal
+    assert report.stages[-1].nan == VALUE.shape[-1]
+    assert f"But {VALUE.shape[-1]} of {QUERY[..., 0].size * VALUE.shape[-1]} numbers of output are NaN on both" in str(
+        report
+    )
 
 
 # Results of one side alone

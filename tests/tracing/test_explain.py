@@ -161,6 +161,18 @@ def test_names_that_are_not_used_are_told(explain):
     [
         ("a.json", '{"x": [[1]]}', "a.json lacks w_query, w_key, w_value: it needs x, w_query, w_key and w_value, or "
                                    "query, key and value; it has x"),
+        ("a.json", '{"X": [[1]], "W_Q": [[1]], "W_K": [[1]], "W_V": [[1]]}', "a.json lacks x, w_query, w_key, w_value: "
+         "it needs x, w_query, w_key and w_value, or query, key and value; it has X, W_Q, W_K, W_V; did you mean x for "
+         "X and w_query for W_Q and w_key for W_K and w_value for W_V?"),
+        ("a.json", '{"q": [[1]], "k": [[1]], "v": [[1]]}', "a.json lacks x, w_query, w_key, w_value: it needs x, "
+         "w_query, w_key and w_value, or query, key and value; it has q, k, v; did you mean query for q and key for k "
+         "and value for v?"),
+        ("a.json", '{"query": [[1]], "key": [[1]], "value": [[1]], "mask": [[true]]}', "a.json: mask is not used; did "
+         "you mean attn_mask?"),
+        ("a.json", '{"query": [[1]], "key": [[1]], "value": [[1]], "causal": true}', "a.json: causal is not used; did "
+         "you mean is_causal?"),
+        ("a.json", '{"query": [[1]], "key": [[1]], "value": [[1]], "attn_mask": [[1]]}', "a.json: attn_mask holds "
+         "integers; write true (attend) and false, or numbers with a decimal point"),
         ("a.json", "[1]", "a.json holds a JSON list, expected an object: {...}"),
         ("a.json", "hm", "a.json is damaged or not JSON: "),
         ("a.npz", "hm", "a.npz is damaged"),

@@ -308,3 +308,14 @@ def test_many_heads_and_long_rows_stay_short():
 def test_formulas_name_all_heads():
     for heads, words in ((1, "concat(head_1)"), (3, "concat(head_1, head_2, head_3)"), (4, "head_2, ..., head_4)")):
         assert words in layer(nhead=heads).trace(np.ones((2, 12))).stages[1].formula
+
+
+@for_each("mask", [np.tri(3, dtype=bool), np.repeat(np.tri(3, dtype=bool)[None], 3, axis=0)])
+def test_an_inverted_mask_is_warned_of_once_by_its_own_name(mask):
+    with pytest.warns(pyattn.MaskWarning) as caught:
+        trace = layer().trace(RNG.standard_normal((3, 12)), mask, [True, True, False])
+    assert [str(one.message).partition(" ")[0] for one in caught] == ["src_mask", "src_key_padding_mask"][
+        -len(caught) :
+    ]
+    weights = trace.attentions["self_attention"].heads[1].weights
+    np.testing.assert_array_equal(weights != 0, [[False, False, True], [False, False, True], [False, False, False]])

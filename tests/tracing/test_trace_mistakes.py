@@ -22,7 +22,11 @@ def refuse(kind, message, call, *arrays, **arguments):
 
 def test_trace_names_the_mistake():
     mistakes = [
-        (ValueError, {"x": np.ones(4)}, "x has shape (4,); it must be (length, embed_dim)"),
+        (
+            ValueError,
+            {"x": np.ones(4)},
+            "x has shape (4,); it must be (length, embed_dim); for a single input, pass numpy.atleast_2d(x)",
+        ),
         (
             ValueError,
             {"x": np.ones((2, 3, 4))},
@@ -43,6 +47,12 @@ def test_trace_names_the_mistake():
         (TypeError, {"w_key": [["a"]]}, "w_key holds text: pass numbers, such as a vector for each word"),
         (ValueError, {"w_key": [[1, 2], [3]]}, "w_key has rows of different lengths; pad them to one length..."),
         (ValueError, {"w_key": np.ones((3, 2))}, "w_key has shape (3, 2); it must be (4, dim), as x has shape (3, 4)"),
+        (
+            ValueError,
+            {"w_key": np.ones((2, 4))},
+            "w_key has shape (2, 4); it must be (4, dim), as x has shape (3, 4); if its axes are the other way round, "
+            "transpose it",
+        ),
         (
             ValueError,
             {"w_key": np.ones((4, 3))},
@@ -88,7 +98,11 @@ def test_trace_names_the_mistake():
             {"tokens": "abc"},
             "tokens is one string; it must be 3 strings: pass tokens.split() or list(tokens)",
         ),
-        (TypeError, {"tokens": ["a", 1, "c"]}, "tokens[1] is of type int; it must be a str"),
+        (
+            TypeError,
+            {"tokens": ["a", 1, "c"]},
+            "tokens[1] is of type int; it must be a str: pass list(map(str, tokens))",
+        ),
         (TypeError, {"tokens": 3}, "tokens is of type int; it must be 3 strings"),
         (ValueError, {"tokens": ["a"]}, "tokens has 1 entry; it must have 3"),
         (ValueError, {"attn_mask": np.ones((2, 3), bool)}, "attn_mask has shape (2, 3)..."),

@@ -92,6 +92,8 @@ def from_torch(module: torch.nn.Module, share: bool = False) -> nn.Module:
             _update_hooked_weights(module)
             ours: nn.Module = _copy_modes(module, kind.from_torch(module, share))
             return ours
+    if isinstance(module, type):
+        raise TypeError(f"module is the class {module.__name__}, expected an instance: {module.__name__}(...)")
     raise TypeError(
         f"module is of type {type(module).__name__}; from_torch converts torch.nn's {_kind_names()}. For other "
         "modules, make a pyattn module, and load the state_dict()"

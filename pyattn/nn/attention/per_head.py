@@ -271,6 +271,10 @@ def _out_matrix(w_out: npt.ArrayLike, heads: int, value: npt.NDArray[Any], colum
     message = f"w_out has shape {given.shape}, expected {expected}: {heads} heads with d_v = {len(value)}"
     if out.ndim == 2 and len(out) == heads * value.shape[1]:
         message += f"; convention={'row' if columns else 'column'!r} reads all matrices transposed"
+    elif out.ndim == 2 and len(out) == wide:
+        message += "; if its axes are the other way round, pass w_out.T"
+    elif out.ndim == 2 and out.shape[1] == heads * value.shape[1]:
+        message += "; if the axes of w_query, w_key and w_value are the other way round, transpose each matrix"
     raise ValueError(message)
 
 

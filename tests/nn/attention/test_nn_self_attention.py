@@ -259,7 +259,7 @@ def arrays(**change):
 @for_each(
     ("change", "kind", "message"),
     [
-        ({"w_query": [["a"]]}, TypeError, "w_query has dtype <U1"),
+        ({"w_query": [["a"]]}, TypeError, r"w_query holds text \(dtype <U1\)"),
         ({"w_key": [[1j]]}, TypeError, "w_key has dtype complex128"),
         ({"w_query": normal(7)}, ValueError, r"w_query has shape \(7,\), expected \(embed_dim, dim\)"),
         (
