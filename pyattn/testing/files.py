@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import pyattn.io as io
 from pyattn._util.halves import as_float32
+from pyattn._util.names import nearest
 from pyattn.testing._compare import compare
 from pyattn.testing.bounds import Precision, precision_of
 from pyattn.testing.reports import Comparison
@@ -23,6 +24,10 @@ Arrays = Mapping[str, Array]
 INPUTS = ("query", "key", "value")
 _MAX_ENTRY = 40  # characters of an entry, such as a text
 RESULTS = {"output": ("output", "outputs"), "weights": ("weights",), "lse": ("lse",)}
+OTHER_NAMES = {  # of results, in files of other programs
+    **dict.fromkeys(("attn_output", "context", "o", "out", "result", "y"), "output"),
+    **dict.fromkeys(("attention", "attention_weights", "attn", "attn_weights", "probs"), "weights"),
+}
 
 
 class Difference(NamedTuple):
@@ -50,14 +55,19 @@ def compare_files(files: Sequence[str], ulp: float) -> int:
     except (ImportError, OSError, ValueError) as problem:
         sys.stderr.write(f"python -m pyattn compare: {' '.join(str(problem).split())}\n")
         return 2
-    report = _report(ours, theirs, files)
-    judged = () if report is None else _results_of(ours).values()
     found = [_differ(name, ours, theirs, ulp) for name in dict.fromkeys((*ours, *theirs))]
+    cast = _cast_to_float32(ours, theirs)
+    report = _report(*cast, files)
+    if report is not None:  # inputs of another dtype are the same call
+        casts = {name for name in ours if not _same(ours[name], theirs[name]) and _same(*(x[name] for x in cast))}
+        found = [one._replace(equal=True, remark="equal in float32") if one.name in casts else one for one in found]
+    judged = () if report is None else _results_of(ours).values()
     if report is not None and report.equal:  # the table must not call different what the report calls equal
         found = [one._replace(remark=one.remark.replace("differs", "rounding", 1)) for one in found]
     differ = [one.name for one in found if not one.equal and one.name not in judged]
     equal = not differ and (report is None or report.equal)
-    sys.stdout.write("\n".join(_lines(files, found, differ, report, ulp)) + "\n")
+    hint = _hint(ours, theirs) if report is None and differ else ""
+    sys.stdout.write("\n".join([*_lines(files, found, differ, report, ulp), *([hint] if hint else [])]) + "\n")
     return 0 if equal else 1
 
 
@@ -89,6 +99,38 @@ def _report(ours: Arrays, theirs: Arrays, files: Sequence[str]) -> Comparison | 
         return compare(one, other, *(ours[name] for name in INPUTS), **scalars)
     except (TypeError, ValueError):  # the arrays have these names by chance
         return None
+
+
+def _cast_to_float32(ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+    """Cast arrays that one file holds in float64, the other in float32: implementations often differ in this."""
+    results: tuple[dict[str, Array], dict[str, Array]] = ({**ours}, {**theirs})
+    for name in ours.keys() & theirs.keys():
+        if {ours[name].dtype, theirs[name].dtype} == {np.dtype(np.float32), np.dtype(np.float64)}:
+            for result in results:
+                result[name] = result[name].astype(np.float32)
+    return results
+
+
+def _hint(ours: Arrays, theirs: Arrays) -> str:
+    """Say why files that seem to hold a call of attention were compared name by name only; else return nothing."""
+    known = {*INPUTS, *FUNCTION.arguments, *(name for names in RESULTS.values() for name in names)}
+    unknown = [name for name in dict.fromkeys((*ours, *theirs)) if name not in known]
+    meant = {name: OTHER_NAMES.get(name) or nearest(name, [*INPUTS, *FUNCTION.arguments]) for name in unknown}
+    renamed = [{meant.get(name) or name for name in arrays} for arrays in (ours, theirs)]
+    if not all({*INPUTS} <= names and names & {*RESULTS["output"]} for names in renamed):
+        return ""
+    new = [f"{name} as {other}" for name, other in meant.items() if other]
+    left = [name for name, other in meant.items() if not other]
+    if new or left:
+        parts = [f"save {', '.join(new)}"] * bool(new) + [f"leave out {', '.join(left)}"] * bool(left)
+        return f"To compare the outputs as one call of attention, and to find the mistake, {' and '.join(parts)}."
+    others = [name for name in ours if name in theirs and name in (*INPUTS, *FUNCTION.arguments)]
+    other = [name for name in others if not _same(ours[name], theirs[name])]
+    if other:
+        return (
+            f"{', '.join(other)} differ{'s' * (len(other) == 1)}, so the files hold two different calls of attention."
+        )
+    return ""
 
 
 def _results_of(arrays: Arrays) -> dict[str, str]:

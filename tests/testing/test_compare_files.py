@@ -178,7 +178,50 @@ def test_other_inputs_or_names_leave_the_numbers_alone(name, compared):
     status, text = compared(ours, theirs)
     assert status == 1
     assert "Cause" not in text
-    assert text.endswith(f"Different: {', '.join(n for n in ours if n in (name, 'output'))}.\n")
+    assert f"Different: {', '.join(n for n in ours if n in (name, 'output'))}.\n" in text
+    assert text.endswith(
+        "To compare the outputs as one call of attention, and to find the mistake, leave out unknown.\n"
+    )
+
+
+def test_other_inputs_are_another_call(compared):
+    status, text = compared(call(), {**call(), "query": QUERY[::-1]})
+    assert status == 1
+    assert text.endswith("Different: query.\nquery differs, so the files hold two different calls of attention.\n")
+
+
+@pytest.mark.parametrize("largest", [1, 30])
+def test_the_same_call_in_two_dtypes_is_judged_in_float32(largest, compared):
+    """One file has the inputs rounded; that must not hide the mistake, or look like one."""
+    doubles = largest * np.random.default_rng(0).standard_normal((3, 2, 5, 8))
+    cast = dict(zip(INPUTS, doubles, strict=True))
+    rounded = {name: x.astype(np.float32) for name, x in cast.items()}
+    ours = {**rounded, "output": pyattn.attention(*rounded.values())}
+    right = {**cast, "output": pyattn.attention(*cast.values())}
+    status, text = compared(ours, right)
+    assert status == 0, text
+    assert line_of("query", text).endswith("<- equal in float32")
+    assert text.endswith("Equal: rounding explains every difference.\n")
+    status, text = compared(ours, {**cast, "output": pyattn.attention(*cast.values(), is_causal=True)})
+    assert status == 1
+    assert "Cause, in scores: theirs is causal." in text
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        ({"query": "q", "key": "k", "value": "v", "output": "out"}, "q as query, k as key, v as value, out as output"),
+        ({"attn_mask": "mask"}, "mask as attn_mask"),
+        ({"is_causal": "causal"}, "causal as is_causal"),
+    ],
+)
+def test_near_names_of_a_call_are_told_what_to_be(names, advice, compared):
+    given = {**call(), "attn_mask": np.tri(5, dtype=bool), "is_causal": np.True_}
+    given = {name: x for name, x in given.items() if name in names or name in call()}
+    ours, theirs = ({names.get(name, name): x for name, x in one.items()} for one in (given, given | call(scale=1)))
+    status, text = compared(ours, theirs)
+    assert status == 1
+    assert text.endswith(f"To compare the outputs as one call of attention, and to find the mistake, save {advice}.\n")
 
 
 def test_files_that_cannot_be_compared_get_a_line(tmp_path, capsys):
