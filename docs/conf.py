@@ -22,7 +22,7 @@ def read_json(path):
     return json.loads((ROOT / "docs" / path).read_text(encoding="utf-8"))
 
 
-SEARCH_TERMS = read_json("search.json")  # term that a reader types -> page; tools/check_site.py tries them
+INDEX_ENTRIES = read_json("search.json")["index entries"]  # term -> page; the other list is for tools/check_site.py
 
 project = "pyattn"
 author = "the pyattn authors"
@@ -116,14 +116,14 @@ class JoinChineseLines(SphinxTransform):
 
 
 class AddSearchTerms(SphinxTransform):
-    """Make each term of search.json an index entry of its page, because the search ranks those first."""
+    """Make each term of INDEX_ENTRIES an index entry of its page, because the search ranks those first."""
 
     default_priority = 800
 
     def apply(self):
         entries = [entry for node in self.document.findall(addnodes.index) for entry in node["entries"]]
         there = {entry[1].lower() for entry in entries}  # of a glossary
-        terms = [x for x, page in SEARCH_TERMS.items() if page == self.env.docname and x.lower() not in there]
+        terms = [x for x, page in INDEX_ENTRIES.items() if page == self.env.docname and x.lower() not in there]
         section = next(self.document.findall(nodes.section), None)
         if terms and section is not None:
             entries = [("single", term, section["ids"][0], "main", None) for term in terms]

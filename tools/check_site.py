@@ -3,7 +3,8 @@
 - A browser loads nothing from elsewhere: scripts, styles, fonts and pictures lie beside the page.
 - Every link within the site leads to a file that is there, and its #fragment to an element that is there. So does every
   relative link of the Markdown pages named, such as README.md.
-- For every term of TABLE, a JSON object of terms and pages, the site's search finds the page among its first results.
+- For every term of TABLE, the site's search finds the term's page among its first results. TABLE is a JSON object of
+  lists. Each list maps terms to pages: the index entries that docs/conf.py makes, and what readers type besides.
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 def not_found(folder: Path, table: Path) -> list[str]:
     index = read_index(folder)
     lines = []
-    for term, page in json.loads(table.read_text(encoding="utf-8")).items():
+    lists = json.loads(table.read_text(encoding="utf-8")).values()
+    for term, page in (each for terms in lists for each in terms.items()):
         first = results_of(index, term)[:FIRST_RESULTS]
         if page not in first:
             lines.append(f"{table}: a search for {term!r} finds {', '.join(first) or 'nothing'}, not {page}")

@@ -260,7 +260,8 @@ def test_a_term_that_does_not_find_its_page_fails(tmp_path):
     (tmp_path / "_static").mkdir()
     (tmp_path / "_static" / "language_data.js").write_text('const stopwords = new Set(["a", "an"]);')
     table = tmp_path / "search.json"
-    table.write_text(json.dumps({"pip": "how-to/install", "GPU": "how-to/install"}))
+    lists = {"index entries": {"pip": "how-to/install"}, "typed": {"GPU": "how-to/install", "causal": "reference/api"}}
+    table.write_text(json.dumps(lists))
     done = check_site(tmp_path, "<p>text</p>", others=["--search", table])
     assert done.returncode == 1
     assert done.stderr == f"{table}: a search for 'GPU' finds explanation/faq, not how-to/install\n"
