@@ -57,7 +57,7 @@ MISTAKES = [
     (
         lambda: pyattn.compare(pyattn.attention, VALUE, QUERY, "key", VALUE),
         TypeError,
-        "key has dtype <U3, expected float16, bfloat16, float32 or float64",
+        "key is a string: pass an array of numbers",
     ),
     (
         lambda: pyattn.compare(pyattn.attention, LAYER, X),
