@@ -784,6 +784,10 @@ def test_report(torch):
         repr(report)
         == "replaced: 1 Linear\nkept: 1 LayerNorm, as normalized_shape has 2 axes, and pyattn normalises one"
     )
+    with pytest.raises(TypeError, match=r"^model is the class Linear, expected an instance: Linear\(\.\.\.\)$"):
+        accelerate(torch.nn.Linear)
+    with pytest.raises(TypeError, match=r"^model is a string, .*: load it, as by transformers' from_pretrained$"):
+        accelerate("bert")
     with pytest.raises(TypeError, match=r"^model is of type int, expected torch\.nn\.Module$"):
         accelerate(3)
 

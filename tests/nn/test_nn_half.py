@@ -227,7 +227,7 @@ def test_messages_are_those_of_float32(kind):
     for x in (normal(2, 7, 16), normal(2, 7, 16).astype(HALVES[kind])):
         for call, message in {
             lambda x=x: module(np.ma.masked_array(x), x, x): "query is a masked array",
-            lambda x=x: module(x): r"MultiheadAttention.forward\(\) is called without key, value; it takes query, key,",
+            lambda x=x: module(x): r"MultiheadAttention.forward\(\) is called without key, value; for self-attention",
             lambda x=x: module(x, x, x, mask=x): r"MultiheadAttention.forward\(\) got an unexpected .*; did you mean",
             lambda x=x: module.decode_step(
                 x

@@ -219,6 +219,10 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
 
 
 def _check_module(model: object) -> None:
+    if isinstance(model, type):
+        raise TypeError(f"model is the class {model.__name__}, expected an instance: {model.__name__}(...)")
+    if isinstance(model, str):
+        raise TypeError("model is a string, expected torch.nn.Module: load it, as by transformers' from_pretrained")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is of type {type(model).__name__}, expected torch.nn.Module")
 
