@@ -253,7 +253,7 @@ LARGE = np.array([2**64 - 1], np.uint64)
             ValueError,
             r"^residual has shape \(1, 1, 3\), which does not broadcast",
         ),
-        ([0], {"residual": "a"}, TypeError, "^residual has dtype <U1"),
+        ([0], {"residual": "a"}, TypeError, "^residual is a string"),
         ([0], {"padding_idx": 5}, ValueError, "^padding_idx is 5, expected -5 <= padding_idx < 5: weight has 5 rows"),
         ([0], {"padding_idx": -6}, ValueError, "^padding_idx is -6, expected -5"),
         ([0], {"padding_idx": 1.0}, TypeError, "^padding_idx is of type float, expected an int"),

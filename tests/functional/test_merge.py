@@ -239,7 +239,7 @@ def test_memory_and_dtypes_do_not_matter():
             "outputs[0] has dtype complex128, expected float16, bfloat16, float32 or float64",
         ),
         ([[[1.0]]], [np.ma.array([0.0])], TypeError, "lses[0] is a masked array"),
-        ([[["a"]]], [[0.0]], TypeError, "outputs[0] has dtype <U1"),
+        ([[["a"]]], [[0.0]], TypeError, "outputs[0] holds text (dtype <U1)"),
         ([[[1.0]], None], [[0.0]] * 2, TypeError, "outputs[1] is an object of type NoneType"),
         (3, 3, TypeError, "outputs is of type int, expected a list of arrays; for one chunk, pass [outputs]"),
         (np.float64(3), [0.0], TypeError, "outputs is of type float64, expected a list of arrays"),

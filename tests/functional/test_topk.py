@@ -175,7 +175,7 @@ def test_input_is_left_alone(dtype):
         (
             lambda: pyattn.functional.argmax(["a"]),
             TypeError,
-            "x has dtype <U1, expected float16, bfloat16, float32 or float64",
+            "x holds text",
         ),
         (
             lambda: pyattn.functional.argmax(np.longdouble([1])),
