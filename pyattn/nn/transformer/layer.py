@@ -394,7 +394,6 @@ class TransformerLayer(Module):
         with np.errstate(all="ignore"):
             cast = [x.astype(compute_dtype(self.linear1.weight.dtype)) for x in read]
         self._check_call(cast, masking)
-        masking = tuple(as_objects(masks, masks) for masks in masking)  # the call has warned of them
 
         def attend(name: str, masks: Masking) -> Attending:
             part, is_self = getattr(self, name), name == "self_attn"
