@@ -102,7 +102,7 @@ def draw_heads(minilm, twin, dark):
     save(several.figure, f"flow-heads{twin}", colours=256)
     for ending in ("tired", "wide"):
         labels = [f"layer {layer}" for layer in range(6)]
-        title = f"too {ending}: animal less street"
+        title = f"too {ending}: animal minus street"
         options = {"center": 0, "vmin": -0.7, "vmax": 0.7, "xlabel": "heads", "ylabel": "", "title": title}
         ax = plot.heatmap(minilm.lean(ending), labels, range(12), numbers=False, **options, dark=dark)
         save(ax.figure, f"center-{ending}{twin}")

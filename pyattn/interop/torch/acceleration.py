@@ -130,22 +130,23 @@ class _State:
 def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None, strict: bool = False) -> Acceleration:
     """Compute the inference of a model of torch in pyattn, on the CPU.
 
-    Replaced are torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
-    `Embedding`, `LayerNorm`, `RMSNorm`, `GELU`, `SiLU`, a `Sequential` of two linear layers around an activation, and
-    in transformers the layers of BERT, RoBERTa, DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2, each as a
-    whole. The model and its modules stay the same objects, whose classes are subclasses of the same name until
-    `restore`. Inputs and outputs are tensors, and parameters stay where they are, in torch's memory, without a copy.
-    They, and parts, may change or move; after a change of other attributes, such as eps, or of a class, call accelerate
-    again. Hooks, ``state_dict``, ``repr``, ``train`` and ``to`` work as before; copies and saved files are of torch's
-    own classes, and not accelerated. As many threads compute as `torch.get_num_threads` says, unless pyattn's own
-    number is set; on Linux they are torch's own. On CPUs with instructions for bfloat16, torch computes calls with
-    eight rows or more of such weights, as it is faster there.
+    pyattn replaces torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
+    `Embedding`, `LayerNorm`, `RMSNorm`, `GELU`, `SiLU`, and a `Sequential` of two linear layers around an activation.
+    In transformers it replaces whole layers of BERT, RoBERTa, DistilBERT, ALBERT, ViT, GPT-2, Llama, Mistral and Qwen2.
+    The model and its modules stay the same objects. Until `restore`, their classes are subclasses of the same name.
+    Inputs and outputs are tensors. Parameters stay in torch's memory, without a copy, and may change or move. Call
+    accelerate again after you change another attribute, such as eps, or a class. Hooks, ``state_dict``, ``repr``,
+    ``train`` and ``to`` work as before. Copies and saved files have torch's own classes and are not accelerated.
 
-    A call that pyattn cannot compute is computed by torch, with one warning for each reason: gradients are enabled and
-    a tensor requires one, the model is in training mode, autocast is on, a hook sits within a layer, attention weights
-    are returned, tensors are on another device. `torch.compile`, `torch.export` and `torch.jit.trace` see torch's own
-    code; restore the model before `torch.jit.script`. A query with nothing to attend to, where torch's attention gives
-    NaN, attends to 0.
+    `torch.get_num_threads` sets the number of threads, unless pyattn's own number is set. On Linux, torch's own threads
+    compute. On CPUs with bfloat16 instructions, torch computes calls of eight rows or more with bfloat16 weights,
+    because it is faster there.
+
+    torch computes the calls that pyattn cannot, with one warning for each reason: gradients are enabled and a tensor
+    requires one, the model is in training mode, autocast is on, a layer's part has a hook, attention weights are
+    returned, or tensors are on another device. `torch.compile`, `torch.export` and `torch.jit.trace` see torch's own
+    code. Restore the model before `torch.jit.script`. A query with nothing to attend to gives 0 where torch's attention
+    gives NaN.
 
     Parameters
     ----------
@@ -153,9 +154,9 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
         On the CPU, in float32, float64, float16 or bfloat16. Call ``model.eval()``, and the model within
         `torch.inference_mode` or `torch.no_grad`.
     order : {'in_out'}, optional
-        Lay the weights of linear layers out in memory as (in, out), with which decoding is faster; `restore` lays them
-        back. Their shape stays, but they are not contiguous meanwhile, and copies of the model neither. Weights that
-        share memory with other parameters, as with an embedding, stay as they are. Default: None, all stay.
+        Store the weights of linear layers in memory as (in, out), which makes decoding faster, until `restore`. Their
+        shape stays, but they and copies of the model are not contiguous. Weights that share memory with other
+        parameters, such as an embedding, stay as they are. Default: None, all stay.
     strict : bool
         Raise instead of letting torch compute a call. Default: False.
 
