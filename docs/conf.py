@@ -55,10 +55,10 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_selector = "div:not(.output) > div.highlight > pre"
 
-highlight_language = "none"  # what says no language: formulas and tables
+highlight_language = "none"  # for blocks that name no language: formulas and tables
 smartquotes = False  # values are in quotes that can be typed
 
-# Docstrings name every type, so that signatures need none; what a class has is asked for where it is documented.
+# Docstrings name every type, so signatures need none. templates/autosummary/base.rst lists the members of a class.
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -444,7 +444,7 @@ class KVCache:
             out=out,
         )
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name; `update` is what transformers' caches have."""

@@ -49,5 +49,5 @@ __all__ = [
     "topk",
 ]
 
-if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+if not TYPE_CHECKING:  # type checkers would then accept every name
     __getattr__, __dir__ = showing(__name__, __all__, hot=("argmax", "gelu", "layer_norm", "rms_norm", "silu", "topk"))

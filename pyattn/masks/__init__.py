@@ -26,5 +26,5 @@ from pyattn.masks._mask import Mask, causal, document, from_array, from_blocked,
 
 __all__ = ["Mask", "causal", "document", "from_array", "from_blocked", "padding", "prefix", "window"]
 
-if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+if not TYPE_CHECKING:  # type checkers would then accept every name
     __getattr__, __dir__ = showing(__name__, __all__, hot={*__all__} - {"padding"})

@@ -57,5 +57,5 @@ __all__ = [
     "to_heads",
 ]
 
-if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+if not TYPE_CHECKING:  # type checkers would then accept every name
     __getattr__, __dir__ = showing(__name__, __all__)

@@ -130,7 +130,7 @@ class Module:
 
     # Registration
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name; those that other libraries have say what to do here."""

@@ -170,7 +170,7 @@ class Comparison:
             return None
         return self.cause.stage if self.cause else next(stage.name for stage in self.stages if not stage.equal)
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name, and say what to read instead."""

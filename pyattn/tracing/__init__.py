@@ -17,5 +17,5 @@ from pyattn.tracing.render.steps import TraceStep
 
 __all__ = ["HeadTraces", "LayerStage", "LayerTrace", "Trace", "TraceStep", "trace", "trace_attention"]
 
-if not TYPE_CHECKING:  # to type checkers it would mean that every name exists
+if not TYPE_CHECKING:  # type checkers would then accept every name
     __getattr__, __dir__ = showing(__name__, __all__)

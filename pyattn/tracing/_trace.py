@@ -256,7 +256,7 @@ class Trace(Intermediates):
     def _repr_html_(self) -> str:
         return to_html(self)
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name, and list those there are."""

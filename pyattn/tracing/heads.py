@@ -190,7 +190,7 @@ class HeadTraces:
     def _repr_html_(self) -> str:
         return heads_html(self.heads, (self.concatenation, self.projection))
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name; those of one head are in each."""

@@ -158,7 +158,7 @@ class LayerTrace:
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    if not TYPE_CHECKING:  # to which it would mean that every name exists
+    if not TYPE_CHECKING:  # type checkers would then accept every name
 
         def __getattr__(self, name):
             """Refuse an unknown name; arrays are in stages, and those of one head in its attention."""
