@@ -30,7 +30,7 @@ try:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
     from PIL import Image
 except ImportError as missing:
-    sys.exit(f"{missing}. Run `make notebooks`, or install the extra: pip install '.[notebooks]'")
+    sys.exit(f"{missing}. Run `make notebooks`, or install the extra: pip install 'pyattn[notebooks]'")
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 300  # for one cell

@@ -22,6 +22,7 @@ PAGES = sorted(
     for page in DOCS.rglob("*.md")
     if ">>> " in page.read_text(encoding="utf-8") or COMMAND.search(page.read_text(encoding="utf-8"))
 )
+INSTALLS_A_FOLDER = re.compile(r"pip install(?: [^`\n]*?)? '?\.(?=[\[`\s'])[^`\n]*")
 SLOW = ("draw-figures.md",)
 INFO = r"(PYATTN_\w+=\w+ )*python -m pyattn info"
 NOT_RUN = {
@@ -171,6 +172,18 @@ def test_a_page_in_chinese_has_the_code_of_the_english_one(page):
     assert CODE_BLOCK.findall(page.read_text(encoding="utf-8")) == CODE_BLOCK.findall(
         english_of(page).read_text(encoding="utf-8")
     )
+
+
+def test_pages_that_install_a_folder_install_it_editable():
+    """Otherwise Python, started in that folder, finds the sources first, where the core is not built."""
+    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb"), *ROOT.glob("README*.md")]
+    found = [
+        (page.name, command)
+        for page in pages
+        for command in INSTALLS_A_FOLDER.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert {"index.md", "README.md", "digits.ipynb"} <= {name for name, _ in found}
+    assert [one for one in found if not re.search(r" (-e|--editable) ", one[1])] == [("install.md", "pip install .")]
 
 
 def test_there_are_pages():
