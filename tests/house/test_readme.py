@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections import Counter
@@ -106,6 +107,24 @@ def test_a_fresh_machine_takes_the_first_block_for_its_example():
     command = re.search(r"sed -n '(.*)' \"\$project/README.md\" >", script)[1]
     done = subprocess.run(["sed", "-n", command, ROOT / "README.md"], capture_output=True, text=True, check=True)
     assert done.stdout == PYTHON[0].text
+
+
+def test_times_and_memory_of_a_prototype_are_those_saved_in_the_notebook():
+    page = "docs/how-to/speed-up-a-numpy-prototype.ipynb"
+    cells = json.loads((ROOT / page).read_text(encoding="utf-8"))["cells"]
+    saved = "".join(text for cell in cells for out in cell.get("outputs", ()) for text in out.get("text", ()))
+    numpy, ours = re.search(r"^ *1,024 +2 attention +(\S+ \S+) +(\S+ \S+) ", saved, re.MULTILINE).groups()
+    memory = [
+        f"{float(re.search(rf'^{name} +(.*) MiB', saved, re.MULTILINE)[1]):g} MiB" for name in ("NumPy", "pyattn")
+    ]
+    for text in (ENGLISH, CHINESE):
+        paragraph = next(part for part in text.split("\n\n") if "1,024" in part and page in part)
+        assert re.findall(r"[\d.]+ (?:us|ms|MiB)", paragraph) == [numpy, ours, *memory]
+
+
+def test_versions_of_python_are_those_of_the_package():
+    minors = re.findall(r"Python :: 3\.(\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"needs Python 3.{minors[0]} to 3.{minors[-1]} and NumPy" in ENGLISH  # the Chinese one has the same numbers
 
 
 def test_what_is_cited_is_this_version():
