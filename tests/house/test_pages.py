@@ -147,6 +147,8 @@ def test_outputs_agree_to_the_digits_that_are_shown():
     assert list(differences("a 1.24", "a 1.22")) == [("a 1.24", "a 1.22")]
     assert list(differences("3 cases", "4 cases")) == [("3 cases", "4 cases")]
     assert list(differences("NumPy 17.5 ms", "NumPy 2.31 ms")) == []
+    assert list(differences("2 cases, 17.5 ms", "2 cases, 2.31 ms")) == []
+    assert list(differences("2 cases, 17.5 ms", "3 cases, 17.5 ms")) != []
     assert list(differences("NumPy 17.5 ms", "torch 17.5 ms")) != []
     assert list(differences("a\nb\nc\nd: 1, 2", "a\n...\nd: 1, ...")) == []
     assert list(differences("a\nb", "a")) == [("b", "")]
@@ -189,3 +191,6 @@ def test_pages_that_install_a_folder_install_it_editable():
 def test_there_are_pages():
     names = {page.name for page in PAGES}
     assert {"check-a-pytorch-module.md", "the-eight-steps.zh-CN.md"} <= names
+    with_scripts = {page for page in DOCS.rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8")}
+    assert {page.name for page in with_scripts} >= {"test-your-implementation.md"}
+    assert with_scripts <= set(PAGES)

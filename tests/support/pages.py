@@ -23,7 +23,7 @@ from support.helpers import ROOT
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NUMBER = r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?"
 PIECES = re.compile(rf"(\.\.\.|{NUMBER})")
-MEASURED = re.compile(r"\b(ms|us|s|seconds|MiB|GB/s|GFLOP/s|times)\b")  # in lines whose numbers differ from run to run
+MEASURED = re.compile(r" ?(?:ms|us|s|seconds|MiB|GB/s|GFLOP/s|times)\b")  # after a number that differs from run to run
 RUN = """
 import contextlib, io, json, sys, types
 
@@ -135,8 +135,8 @@ def _run(command, folder=".", given=None, settings=None):
 def differences(printed, shown):
     """Yield pairs of lines that say different things: a printed one, and the one that a page shows.
 
-    Spaces do not count. Numbers may differ by one in the last digit that is shown, and by anything where the line has
-    a unit of time or memory. ``...`` stands for the rest of a line, and on a line of its own for any number of lines.
+    Spaces do not count. Numbers may differ by one in the last digit that is shown, and by anything before a unit of
+    time, speed or memory. ``...`` stands for the rest of a line, and on a line of its own for any number of lines.
     """
     got, expected = _lines(printed), _lines(shown)
     while expected:
@@ -163,9 +163,11 @@ def _agree(printed, shown):
     match = re.fullmatch("".join(patterns), printed)
     if match is None:
         return False
-    numbers = [x for x in pieces if re.fullmatch(NUMBER, x)]
-    near = (abs(float(a) - float(b)) <= _last_digit(b) for a, b in zip(match.groups(), numbers, strict=True))
-    return bool(MEASURED.search(shown)) or all(near)
+    numbers = [(x, after) for x, after in zip(pieces, [*pieces[1:], ""], strict=True) if re.fullmatch(NUMBER, x)]
+    return all(
+        MEASURED.match(after) or abs(float(ours) - float(x)) <= _last_digit(x)
+        for ours, (x, after) in zip(match.groups(), numbers, strict=True)
+    )
 
 
 def _last_digit(number):
