@@ -100,21 +100,6 @@ class ShowPictures(SphinxTransform):
             light.parent.insert(light.parent.index(light) + 1, dark)
 
 
-class JoinChineseLines(SphinxTransform):
-    """Join the lines of Chinese paragraphs without a space, which a line break in the source would become."""
-
-    default_priority = 210
-
-    def apply(self):
-        if not self.env.docname.endswith(".zh-CN"):
-            return
-        for paragraph in list(self.document.findall(nodes.TextElement)):
-            for n in reversed(range(1, len(paragraph) - 1)):
-                before, after = paragraph[n - 1].astext()[-1:], paragraph[n + 1].astext()[:1]
-                if paragraph[n] == "\n" and min(before, after) > "\u2e7f":  # both Chinese, punctuation included
-                    del paragraph[n]
-
-
 class AddSearchTerms(SphinxTransform):
     """Make each term of INDEX_ENTRIES an index entry of its page, because the search ranks those first."""
 
@@ -179,7 +164,6 @@ def end_with_a_line(app, doctree):
 
 def setup(app):
     app.add_transform(AddSearchTerms)
-    app.add_transform(JoinChineseLines)
     app.add_transform(ShowPictures)
     app.connect("config-inited", remove_old_stubs)
     app.connect("env-updated", forget_compiled_modules)

@@ -176,6 +176,12 @@ def test_a_page_in_chinese_has_the_code_of_the_english_one(page):
     )
 
 
+@pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
+def test_a_paragraph_in_chinese_is_one_line(page):
+    """A browser shows a line break between two Chinese characters as a space."""
+    assert re.findall(r".*[\u2e80-\uffff]\n *[\u2e80-\uffff].*", page.read_text(encoding="utf-8")) == []
+
+
 def test_pages_that_install_a_folder_install_it_editable():
     """Otherwise Python, started in that folder, finds the sources first, where the core is not built."""
     pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb"), *ROOT.glob("README*.md")]
