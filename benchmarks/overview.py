@@ -39,7 +39,11 @@ SHADES = {
     "-dark": {"ink": "#e8e8e8", "soft": "#a6adb8", "line": "#3a3f47", "paper": "#0d1117",
               "torch": "#ff8a3d", "onnxruntime": "#5bb0f0", "jax": "#2fc79a", "numpy": "#b0b0b0"},
 }  # fmt: skip
-INCHES = (8.0, 5.2)
+INCHES = (8.0, 6.0)
+APART = 0.16
+"""By how much of a row's height the marks of two peers are apart, so that one never hides another."""
+GENERATIONS = {"family 25, model 1": "Zen 3", "family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}
+"""AMD's names of its EPYC processors, whose names on a virtual machine tell no generation."""
 
 
 def pattern() -> str:
@@ -61,8 +65,19 @@ def about(facts: Mapping[str, Any]) -> str:
     versions = facts["versions"]
     names = [f"{name} {versions[peer].partition('+')[0]}" for peer, (name, _) in PEERS.items()
              if versions[peer] != "MISSING"]  # fmt: skip
-    processor = facts["processor"].partition(" (")[0]
+    processor, _, numbers = facts["processor"].rstrip(")").partition(" (")
+    if numbers in GENERATIONS:
+        processor += f" ({GENERATIONS[numbers]})"
     return f"{processor}, {facts['pyattn']['isa']['chosen']}, 1 thread, float32 unless named\n{', '.join(names)}"
+
+
+def points(cases: Mapping[str, Mapping[str, float]]) -> dict[str, list[tuple[float, float]]]:
+    """For each peer, where its marks are: ratios, and rows with the peer's distance from their middle."""
+    middle = (len(PEERS) - 1) / 2
+    return {
+        peer: [(found[peer], row + APART * (n - middle)) for row, found in enumerate(cases.values()) if peer in found]
+        for n, peer in enumerate(PEERS)
+    }
 
 
 def draw(results: Mapping[str, Any], path: Path, shades: Mapping[str, str]) -> None:
@@ -72,10 +87,10 @@ def draw(results: Mapping[str, Any], path: Path, shades: Mapping[str, str]) -> N
     cases = ratios(results)
     figure, axes = pyplot.subplots(figsize=INCHES, layout="constrained", facecolor=shades["paper"])
     axes.set_facecolor(shades["paper"])
-    for peer, (name, mark) in PEERS.items():
-        points = [(found[peer], row) for row, found in enumerate(cases.values()) if peer in found]
-        if points:
-            axes.plot(*zip(*points, strict=True), mark, color=shades[peer], label=name, markersize=7, clip_on=False)
+    for peer, marks in points(cases).items():
+        name, shape = PEERS[peer]
+        if marks:
+            axes.plot(*zip(*marks, strict=True), shape, color=shades[peer], label=name, markersize=6, clip_on=False)
     axes.axvline(1.0, color=shades["ink"], linewidth=1.2)
     for row in range(len(cases)):
         axes.axhline(row, color=shades["line"], linewidth=0.6, zorder=0)

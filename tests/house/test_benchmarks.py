@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
@@ -79,6 +80,23 @@ def test_the_chart_has_cases_of_the_grid_and_their_peers():
     assert all(ratios == {"torch": 2.0, "numpy": 0.5} for ratios in found.values())
     about = overview.about(results_of_the_chart()["machine"])
     assert about == "A, avx2, 1 thread, float32 unless named\nPyTorch 2.13.0, NumPy 2.4"
+
+
+def test_the_chart_names_the_generation_of_a_processor():
+    facts = results_of_the_chart()["machine"] | {"processor": "AMD EPYC (family 25, model 1)"}
+    assert overview.about(facts).startswith("AMD EPYC (Zen 3), avx2, ")
+
+
+def test_no_mark_of_the_chart_hides_another():
+    same = {name: dict.fromkeys(overview.PEERS, 1.0) for name in overview.CASES}
+    rows = sorted(row for marks in overview.points(same).values() for _, row in marks)
+    assert len(rows) == 4 * 12
+    assert min(after - before for before, after in itertools.pairwise(rows)) > 0.15
+    one = overview.points({"a": {"torch": 2.0}, "b": {"numpy": 3.0}})
+    assert {peer: [(ratio, round(row)) for ratio, row in marks] for peer, marks in one.items() if marks} == {
+        "torch": [(2.0, 0)],
+        "numpy": [(3.0, 1)],
+    }
 
 
 def test_the_chart_names_the_cases_that_the_results_lack():
