@@ -18,6 +18,7 @@ OPTIONS = {
     "scaled, with tokens": {"scale": None, "tokens": ["猫", "<b>", "it's", "d"]},
     "causal": {"is_causal": True},
     "mask that adds": {"attn_mask": np.random.default_rng(2).standard_normal((TOKENS, TOKENS))},
+    "initial -inf": {"attn_mask": np.triu(np.full((TOKENS, TOKENS), -np.inf), 1)},
     "biases": {"bias": [*np.random.default_rng(3).standard_normal((2, KEY_DIM)), np.arange(V_DIM) / 7]},
     "cosine": {"score": "cosine"},
     "distance": {"score": "distance", "scale": 0.25},
@@ -79,6 +80,7 @@ class Numbers:
         pair = tuple(int(n) for n in rng.integers(TOKENS, size=2))
         if "attn_mask" in self.options:
             edits += [("attn_bias", pair, float(rng.standard_normal())), ("attn_bias", (0, 2), -np.inf)]
+            edits += [("attn_bias", (0, 3), 0.0)]  # shows a key that the mask may have hidden
         else:
             visible = not self.options.get("is_causal") or pair[0] >= pair[1]
             edits.append(("mask", pair, not visible))

@@ -182,9 +182,8 @@ def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -
     if editable or trace.scale != 1:
         settings.append(_Figure("scale", np.array([[trace.scale]]), (None, None)))
     if editable or trace.visible is not None:
-        visible = np.ones(trace.scores.shape) if trace.visible is None else trace.visible.astype(np.float64)
-        if trace.attn_bias is not None:  # one number hides a key, not two
-            visible = np.maximum(visible, trace.attn_bias == -np.inf)
+        flags = _flags_of(trace)
+        visible = np.ones(trace.scores.shape) if flags is None else flags.astype(np.float64)
         settings.append(_Figure("visible", visible, pairs))
     if trace.attn_bias is not None:
         settings.append(_Figure("attn_bias", trace.attn_bias, pairs))
@@ -196,6 +195,13 @@ def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -
         7: made[6],
         8: [queries, keys, values, *(one for one in settings if one.name != "attn_bias")],  # step 8 shows that one
     }
+
+
+def _flags_of(trace: Intermediates) -> npt.NDArray[np.bool_] | None:
+    """Return the visible pairs; those that attn_bias hides count as visible: one number hides a key, not two."""
+    if trace.visible is None or trace.attn_bias is None:
+        return trace.visible
+    return np.asarray(trace.visible | (trace.attn_bias == -np.inf))
 
 
 def _figures_of(step: TraceStep) -> Iterator[_Figure]:
@@ -322,7 +328,8 @@ def _data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[s
             kind = "<f8" if editable else "<f4"
             matrices = {name: [*array.shape, _encoded(array.astype(kind))] for name, array in arrays.items()}
             break
-    visible = None if trace.visible is None or not matrices else np.packbits(trace.in_rows("visible"))
+    flags = _flags_of(trace) if matrices else None
+    visible = None if flags is None else np.packbits(flags.T if trace.convention == "column" else flags)
     tokens = {"q": trace.tokens, "k": trace.key_tokens}
     return {
         "m": matrices,
