@@ -52,12 +52,15 @@ def compare_files(files: Sequence[str], ulp: float) -> int:
         ours, theirs = map(_load, files)
         if not ours and not theirs:
             raise ValueError("neither file holds an array")
-    except (ImportError, OSError, ValueError) as problem:
-        sys.stderr.write(f"python -m pyattn compare: {' '.join(str(problem).split())}\n")
+    except (ImportError, OSError, ValueError) as error:
+        sys.stderr.write(f"python -m pyattn compare: {' '.join(str(error).split())}\n")
         return 2
     found = [_differ(name, ours, theirs, ulp) for name in dict.fromkeys((*ours, *theirs))]
     cast = _cast_to_float32(ours, theirs)
-    report = _report(*cast, files)
+    try:
+        report, problem = _report(*cast, files), ""
+    except (TypeError, ValueError) as error:  # or the arrays have these names by chance
+        report, problem = None, " ".join(str(error).split())
     if report is not None:  # inputs of another dtype are the same call
         casts = {name for name in ours if not _same(ours[name], theirs[name]) and _same(*(x[name] for x in cast))}
         found = [one._replace(equal=True, remark="equal in float32") if one.name in casts else one for one in found]
@@ -66,7 +69,7 @@ def compare_files(files: Sequence[str], ulp: float) -> int:
         found = [one._replace(remark=one.remark.replace("differs", "rounding", 1)) for one in found]
     differ = [one.name for one in found if not one.equal and one.name not in judged]
     equal = not differ and (report is None or report.equal)
-    hint = _hint(ours, theirs) if report is None and differ else ""
+    hint = _hint(ours, theirs, problem) if report is None and differ else ""
     sys.stdout.write("\n".join([*_lines(files, found, differ, report, ulp), *([hint] if hint else [])]) + "\n")
     return 0 if equal else 1
 
@@ -95,10 +98,7 @@ def _report(ours: Arrays, theirs: Arrays, files: Sequence[str]) -> Comparison | 
         return None
     scalars: dict[str, Any] = {name: x.item() if x.ndim == 0 else x for name, x in options.items()}
     one, other = (_returning(arrays, names, file) for arrays, file in zip((ours, theirs), files, strict=True))
-    try:
-        return compare(one, other, *(ours[name] for name in INPUTS), **scalars)
-    except (TypeError, ValueError):  # the arrays have these names by chance
-        return None
+    return compare(one, other, *(ours[name] for name in INPUTS), **scalars)
 
 
 def _cast_to_float32(ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
@@ -111,8 +111,10 @@ def _cast_to_float32(ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
     return results
 
 
-def _hint(ours: Arrays, theirs: Arrays) -> str:
+def _hint(ours: Arrays, theirs: Arrays, problem: str) -> str:
     """Say why files that seem to hold a call of attention were compared name by name only; else return nothing."""
+    if problem:
+        return f"The outputs are not compared as those of one call of attention: {problem}"
     known = {*INPUTS, *FUNCTION.arguments, *(name for names in RESULTS.values() for name in names)}
     unknown = [name for name in dict.fromkeys((*ours, *theirs)) if name not in known]
     meant = {name: OTHER_NAMES.get(name) or nearest(name, [*INPUTS, *FUNCTION.arguments]) for name in unknown}

@@ -190,6 +190,24 @@ def test_other_inputs_are_another_call(compared):
     assert text.endswith("Different: query.\nquery differs, so the files hold two different calls of attention.\n")
 
 
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"key": KEY[..., :7]}, "cannot be computed with query (2, 5, 8), key (2, 5, 7), value (2, 5, 8)"),
+        ({"attn_mask": np.tri(4, dtype=bool)}, "masks that broadcast to (..., L, S)"),
+        ({"query": np.array(["a", "b"])}, "query holds text"),
+    ],
+)
+def test_inputs_that_attention_refuses_are_told(changed, problem, compared):
+    ours, theirs = call() | changed, call(scale=1) | changed
+    status, text = compared(ours, theirs)
+    assert status == 1
+    *_, verdict, hint = text.splitlines()
+    assert verdict == "Different: output."
+    assert hint.startswith("The outputs are not compared as those of one call of attention: ")
+    assert problem in hint
+
+
 @pytest.mark.parametrize("largest", [1, 30])
 def test_the_same_call_in_two_dtypes_is_judged_in_float32(largest, compared):
     """One file has the inputs rounded; that must not hide the mistake, or look like one."""
