@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,28 @@ class FlowAxes(ShownAxes):
         return flow_fragment(self._page)
 
 
+@overload
+def flow(
+    weights: npt.ArrayLike,
+    tokens: Tokens | None = None,
+    keys: Tokens | None = None,
+    ax: FlowAxes | None = None,
+    *,
+    heads: Sequence[SupportsIndex] | None = None,
+    title: str | None = None,
+    dark: bool | None = None,
+) -> FlowAxes: ...
+@overload
+def flow(
+    weights: npt.ArrayLike,
+    tokens: Tokens | None = None,
+    keys: Tokens | None = None,
+    ax: Axes | None = None,
+    *,
+    heads: Sequence[SupportsIndex] | None = None,
+    title: str | None = None,
+    dark: bool | None = None,
+) -> Axes: ...
 def flow(
     weights: npt.ArrayLike,
     tokens: Tokens | None = None,
@@ -136,7 +158,8 @@ def flow(
     -------
     FlowAxes or Axes
         The axes of the queries and the lines, one collection of lines per head; the keys' tokens are on a twin axes.
-        New axes are `FlowAxes`, with ``to_html()`` and ``save_html(path)``; `ax` is returned as it is.
+        New axes are `FlowAxes`, with ``to_html()`` and ``save_html(path)``. `ax` itself is returned if it is given; the
+        page of given `FlowAxes` shows the weights drawn last.
 
     Raises
     ------
@@ -195,7 +218,7 @@ def flow(
     if title is not None:
         above = 6 if numbers is None else 6 + 13 * -(-len(numbers) // _legend_columns(numbers))
         ax.set_title(fonts.escape(title), fontsize=11, fontfamily=fonts.family, color=theme.foreground, pad=above)
-    if own:
+    if isinstance(ax, FlowAxes):
         shown = _largest(array, _MAX_PAGE_LINES)
         ax._page = FlowPage(array, shown, left, right, numbers, colours, title, dark)
     return ax

@@ -217,6 +217,13 @@ def test_a_notebook_shows_the_page():
     assert isinstance(ax, plot.FlowAxes)
 
 
+def test_the_page_of_axes_that_are_drawn_on_again_shows_the_new_weights():
+    ax = plot.flow(np.eye(2), ["a", "b"])
+    ax.clear()
+    assert plot.flow([[0.25, 0.75]], ["c"], ["d", "e"], ax=ax, title="again") is ax
+    assert ax.to_html() == plot.flow([[0.25, 0.75]], ["c"], ["d", "e"], title="again").to_html()
+
+
 def test_given_axes_are_drawn_on():
     ax = Figure(facecolor="black").add_subplot(facecolor="black")
     assert plot.flow(np.eye(2), ["a", "b"], ax=ax) is ax

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from typing_extensions import assert_type
 
 import pyattn
-from pyattn import functional, generation, masks, models, nn
+from pyattn import functional, generation, masks, models, nn, plot
 from pyattn.masks import Mask
 from pyattn.tracing import HeadTraces, Trace
 
@@ -124,6 +126,10 @@ assert_type(pyattn.trace(x[0], x[0].T, x[0].T, x[0].T), Trace)
 assert_type(pyattn.trace_attention(x[0], x[0], x[0]), Trace)
 assert_type(pyattn.generate(nn.TransformerLM(9, 8, 2), ids, max_new_tokens=2), generation.Generation)
 assert_type(pyattn.get_num_threads(), int)
+assert_type(plot.flow(x[0]), plot.FlowAxes)
+assert_type(plot.flow(x[0], ax=plot.flow(x[0])), plot.FlowAxes)
+assert_type(plot.flow(x[0], ax=Figure().add_subplot()), Axes)
+plot.flow(x[0], ["a", "b", "c"]).save_html("flow.html")
 
 # Mistakes that a type checker sees
 mha(1, bogus=3)  # type: ignore[call-overload]
