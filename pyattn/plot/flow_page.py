@@ -22,6 +22,10 @@ _MAX_TOKEN_WIDTH = 18
 _MAX_NAMED = 5
 """Largest weights that are named for a token."""
 
+_HINT = "Hover over a token, tap it, or move to it with the tab key: its lines alone are shown."
+_LIGHT = "--ink:#1c1c22;--paper:#ffffff;--soft:#5c5c66;--edge:#8a8a94;--line:#2563b0"
+_DARK = "--ink:#f0f0f2;--paper:#17171c;--soft:#a9a9b4;--edge:#75757f;--line:#7db4f5"
+
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
 
@@ -165,9 +169,3 @@ def _style() -> str:
         f".pa-flow.pa-dark{{{_DARK}}}",
     ]
     return "\n".join([*colours, _source("flow.css")])
-
-
-_HINT = "Hover over a token, tap it, or move to it with the tab key: its lines alone are shown."
-
-_LIGHT = "--ink:#1c1c22;--paper:#ffffff;--soft:#5c5c66;--edge:#8a8a94;--line:#2563b0"
-_DARK = "--ink:#f0f0f2;--paper:#17171c;--soft:#a9a9b4;--edge:#75757f;--line:#7db4f5"

@@ -192,7 +192,7 @@ def random_results(formula: Formula, dropout: str | None) -> Mistake:
     if dropout is None:
         what, fix = (
             "gives other numbers when it is called again, as dropout does",
-            ("call eval(), and pass training=self.training to torch.nn.functional.dropout; or fix the seed"),
+            "call eval(), and pass training=self.training to torch.nn.functional.dropout; or fix the seed",
         )
         return Mistake("random", what, fix, formula)
     return Mistake("dropout", f"drops weights, {dropout}", "call eval() first, or pass dropout_p=0.0", formula)

@@ -223,7 +223,9 @@ def trace_heads(
     inputs = _read_unbatched(given, module.batch_first, convention)
     if convention == "column":
         _check_sizes(inputs, (module.embed_dim, module.kdim, module.vdim))
-    elif inputs[0].shape[1] != module.embed_dim == len(inputs[0]):
+    rows, features = inputs[0].shape
+    looks_transposed = features != module.embed_dim and rows == module.embed_dim
+    if convention == "row" and looks_transposed:
         raise ValueError(
             f"x has shape {inputs[0].shape}; it must be (length, {module.embed_dim}): if each column is an input, "
             "pass convention='column'"

@@ -217,9 +217,10 @@ class LayerParts(NamedTuple):
 def trace_layer(
     inputs: Mapping[str, Array], parts: LayerParts, names: Mapping[str, Sequence[str] | None]
 ) -> LayerTrace:
-    """Compute the stages of a layer from x, and memory in a decoder; names are tokens by input."""
-    tokens = {name: read_tokens(names[name], name, len(x)) for name, x in zip(names, inputs.values(), strict=True)}
-    rows, memory_rows = [*tokens.values(), None][:2]
+    """Compute the stages of a layer from x, and memory in a decoder; names are tokens, and memory_tokens."""
+    rows, memory_rows = read_tokens(names["tokens"], "tokens", len(inputs["x"])), None
+    if "memory" in inputs:
+        memory_rows = read_tokens(names["memory_tokens"], "memory_tokens", len(inputs["memory"]))
     made = _Stages(rows)
     title, given_arrays = "Inputs" if len(inputs) > 1 else "Input", dict(reversed(list(inputs.items())))  # x last
     made.add("input", title, given_arrays, (), _about_inputs(inputs), memory_rows)

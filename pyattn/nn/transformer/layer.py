@@ -399,8 +399,7 @@ class TransformerLayer(Module):
             part, is_self = getattr(self, name), name == "self_attn"
             options = {**masks._asdict(), "empty_rows": "zero"}
             key = None if is_self else read[1]
-            own, *others = tokens.values()
-            names = (own, None if is_self else others[0])
+            names = (tokens["tokens"], None if is_self else tokens["memory_tokens"])
             is_masked = bool(masks.is_causal) or masks.attn_mask is not None or masks.window is not None
             return Attending(
                 _STAGES[name], is_masked, lambda x: trace_heads(part, (x, key, None), options, names, is_checked=True)
