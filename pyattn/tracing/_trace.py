@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pyattn._util.names import unknown_field
 from pyattn._util.typing import Align, Convention, Score
 from pyattn.tracing.compute import GIVEN, Intermediates, as_rows, compute, project
-from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
+from pyattn.tracing.dicts import MAX_LISTED, as_plain, check_entries, read_numbers
 from pyattn.tracing.inputs import (
     check_pairs,
     read_convention,
@@ -34,7 +34,6 @@ __all__ = ["Trace", "trace", "trace_attention"]
 Array = npt.NDArray[np.float64]
 _NAMES = ("query", "key", "value")
 _MEANT = {"query": "queries", "key": "keys", "value": "values", **dict.fromkeys(("attention", "attn"), "weights")}
-_MAX_LISTED = 2**18  # weighted values in a dict: a list of a million floats takes 32 MB
 
 
 class Trace(Intermediates):
@@ -162,7 +161,7 @@ class Trace(Intermediates):
         for field in dataclasses.fields(self):
             if field.name == "outputs":
                 count = self.weights.size * self.in_rows("values").shape[1]
-                entries["weighted_values"] = as_plain(self.weighted_values) if count <= _MAX_LISTED else None
+                entries["weighted_values"] = as_plain(self.weighted_values) if count <= MAX_LISTED else None
             entries[field.name] = as_plain(getattr(self, field.name))
         return entries
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["as_plain", "check_entries", "read_numbers"]
+__all__ = ["MAX_LISTED", "as_plain", "check_entries", "read_numbers"]
+
+MAX_LISTED = 2**18
+"""Numbers of an array that is computed from others, in a dict: a list of a million floats takes 32 MB."""
 
 
 def as_plain(x: Any) -> Any:

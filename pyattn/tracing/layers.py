@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyattn.reference as reference
 from pyattn._util.names import unknown_field
 from pyattn.tracing._trace import Trace
-from pyattn.tracing.dicts import as_plain
+from pyattn.tracing.dicts import MAX_LISTED, as_plain
 from pyattn.tracing.heads import HeadTraces
 from pyattn.tracing.inputs import read_tokens
 from pyattn.tracing.render.layers import TITLE, LayerStage, layer_html, layer_markdown
@@ -81,11 +81,15 @@ class LayerTrace:
     def to_dict(self) -> dict[str, Any]:
         """Return stages and heads as lists, numbers and strings for `json.dumps`.
 
+        The dict is for export only: no ``from_dict`` makes a layer's trace from it. The heads of each attention can be
+        read back, with `HeadTraces.from_dict`.
+
         Returns
         -------
         dict
             Numbers that JSON lacks are the strings 'Infinity', '-Infinity' and 'NaN'. Each entry of stages has the
-            fields of `LayerStage` but labels; attentions has the dicts of `HeadTraces.to_dict`.
+            fields of `LayerStage` but labels; an array above 262,144 numbers is None there. attentions has the dicts of
+            `HeadTraces.to_dict`.
 
         Examples
         --------
@@ -101,7 +105,9 @@ class LayerTrace:
                 "title": stage.title,
                 "formula": stage.formula,
                 "note": stage.note,
-                "arrays": {name: as_plain(array) for name, array in stage.arrays.items()},
+                "arrays": {
+                    name: as_plain(array) if array.size <= MAX_LISTED else None for name, array in stage.arrays.items()
+                },
             }
             for stage in self.stages
         ]

@@ -281,6 +281,15 @@ def test_a_dict_is_for_json_and_has_every_number():
     assert pyattn.tracing.HeadTraces.from_dict(entries["attentions"]["cross_attention"]).heads[1].key_tokens == WORDS
 
 
+@pytest.mark.parametrize("inner", [2**16, 2**16 + 1])
+def test_a_dict_leaves_out_parameters_beyond_the_limit(inner):
+    """w_1 and w_2 have 4 * inner numbers; beyond 2**18, a list would take many times the memory of the array."""
+    one = nn.TransformerEncoderLayer(4, 2, inner, rng=0).trace(np.ones((1, 4)))
+    stage = one.to_dict()["stages"][3]
+    left_out = {name for name, numbers in stage["arrays"].items() if numbers is None}
+    assert left_out == (set() if inner == 2**16 else {"w_1", "w_2"})
+
+
 def test_a_page_has_the_stages_and_the_steps_of_each_head(tmp_path):
     one = traced()
     one.save_html(tmp_path / "layer.html")
