@@ -49,6 +49,10 @@ def needs_torch(page):
     return re.search(r"^>>> .*\bimport\b.*\btorch\b", page.read_text(), re.MULTILINE) is not None
 
 
+def needs_transformers(page):
+    return re.search(r"^(>>> )?import transformers$", page.read_text(), re.MULTILINE) is not None
+
+
 def needs_minilm(page):
     return ">>> encoder = pyattn.models.SentenceEncoder.load()" in page.read_text() and not needs_torch(page)
 
@@ -93,7 +97,13 @@ def test_the_examples_of_pages_do_what_they_say(tmp_path):
 
 @pytest.mark.peers
 def test_the_examples_of_pages_with_torch_do_what_they_say(tmp_path):
-    assert_pages_do_what_they_say([x for x in PAGES if x.name not in SLOW and needs_torch(x)], tmp_path)
+    pages = [x for x in PAGES if x.name not in SLOW and needs_torch(x) and not needs_transformers(x)]
+    assert_pages_do_what_they_say(pages, tmp_path)
+
+
+@pytest.mark.peers
+def test_the_examples_of_pages_with_transformers_do_what_they_say(transformers, tmp_path):
+    assert_pages_do_what_they_say([x for x in PAGES if needs_transformers(x)], tmp_path)
 
 
 def test_the_examples_of_pages_with_minilm_do_what_they_say(minilm, tmp_path):

@@ -323,9 +323,9 @@ def test_scores_that_are_not_sums_of_products_come_of_queries_and_keys(article):
 def test_rows_are_labelled(article, tokens):
     trace = pyattn.trace(*(article[name] for name in NAMES), tokens=tokens)
     made = plot.animate(trace)
-    found = [text.replace("□", "我") for text, _ in texts_of(made._figure)]
+    found = [text for text, _ in texts_of(made._figure)]
     for label in tokens or "123":
-        assert sum(text == label for text in found) >= 9
+        assert sum(text in (label, "□" * len(label)) for text in found) >= 9  # without a Chinese font
     made._draw_was_started = True
 
 
