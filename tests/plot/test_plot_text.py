@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -216,3 +217,32 @@ def test_few_colours_keep_those_that_mean_something_and_thin_letters():
     assert drawn[97, 3].tolist() == [200, 40, 7]
     assert (drawn[95, :20] == 0).all()
     assert np.abs(drawn.astype(int) - pixels).max() < 25
+
+
+def test_every_colour_to_keep_is_kept_however_few_others_there_is_room_for():
+    greys = np.repeat(np.arange(0, 256, 4, np.uint8), 3).reshape(1, 64, 3)
+    asked = [tuple(grey / 255) for grey in greys[0]]
+    (small,) = quantise([Image.fromarray(greys)], asked, 32)
+    np.testing.assert_array_equal(np.asarray(small.convert("RGB")), greys)
+
+
+def test_more_colours_to_keep_than_a_palette_has_are_refused():
+    pixels = np.zeros((2, 256, 3), np.uint8)
+    pixels[0, :, 0] = pixels[1, :, 1] = np.arange(256)
+    asked = [tuple(pixel / 255) for pixel in pixels.reshape(-1, 3)]
+    with pytest.raises(ValueError, match="511 colours are to be kept, and a palette has 256: ask for fewer"):
+        quantise([Image.fromarray(pixels)], asked, 32)
+
+
+def test_the_colours_of_a_photo_are_compared_with_many_in_little_memory():
+    """Its 2**16 colours against 48 take 75 MB of differences if they are measured at once."""
+    codes = np.arange(2**16) * 256
+    pixels = np.stack([codes >> 16, codes >> 8 & 255, codes >> 10 & 255], -1).astype(np.uint8).reshape(256, 256, 3)
+    asked = [(n / 64, 0.5, 0.5) for n in range(48)]
+    tracemalloc.start()
+    try:
+        quantise([Image.fromarray(pixels)], asked, 64)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 40e6
