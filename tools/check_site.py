@@ -50,7 +50,8 @@ class Page(HTMLParser):
         self.loads += [f"<{tag}> {x}" for x in loads + leads * (tag not in FOLLOWED) if ELSEWHERE.match(x)]
         self.loads += LOADED_BY_STYLES.findall(named.get("style", ""))
         self.links += [x for x in loads + leads if x and not SCHEME.match(x)]
-        self.targets |= {named[name] for name in ("id", "name") if name in named}
+        names = ("id", "name") if tag == "a" else ("id",)  # the name of a <meta> or a field is not a place
+        self.targets |= {named[name] for name in names if name in named}
 
     def handle_endtag(self, tag: str) -> None:
         self.in_style = False

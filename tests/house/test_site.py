@@ -208,6 +208,11 @@ def test_a_link_that_leads_somewhere_passes(link, tmp_path):
     assert check_site(tmp_path, f'<p id="here"><a href="{link}">there</a></p>').returncode == 0
 
 
+@pytest.mark.parametrize(("target", "status"), [('<a name="there">', 0), ('<input name="there">', 1)])
+def test_the_name_of_an_anchor_alone_is_a_place(target, status, tmp_path):
+    assert check_site(tmp_path, f'{target}<a href="#there">there</a>').returncode == status
+
+
 def test_a_picture_that_is_not_there_fails(tmp_path):
     assert "page.html: a.png leads nowhere" in check_site(tmp_path, '<img src="a.png">').stderr
 
