@@ -38,6 +38,7 @@
     token.addEventListener("keydown", event => {
       const next = tokens[{ArrowDown: at + 1, ArrowUp: at - 1}[event.key]];
       if (event.key === "Escape") token.blur();
+      if (event.key === "Enter" || event.key === " ") { show(token); event.preventDefault(); }
       if (next) { next.focus(); event.preventDefault(); }
     });
   });

@@ -131,7 +131,7 @@ def _tokens(page: FlowPage, side: str, left: float, width: float, rows: int) -> 
         shown = _text(shorten(token, _MAX_TOKEN_WIDTH))
         height = min(_ROW - 4, _ROW * rows / len(tokens) - 1)
         written.append(
-            f'<g tabindex="0" role="img" aria-label="{about}" data-s="{side}" data-n="{at}">'
+            f'<g tabindex="0" role="button" aria-label="{about}" data-s="{side}" data-n="{at}">'
             f'<rect x="{x:.0f}" y="{y - height / 2:.1f}" width="{wide:.0f}" height="{height:.1f}" rx="3"/>'
             f'<text x="{text_x:.0f}" y="{y:.1f}" text-anchor="{anchor}">{shown}</text></g>'
         )

@@ -92,6 +92,19 @@ def test_a_tap_keeps_the_lines_of_a_token(browser, page, weights):
     assert shown(browser) == lines_of(weights, k=1)
 
 
+@pytest.mark.parametrize("key", [Keys.ENTER, Keys.SPACE])
+def test_the_focused_token_is_a_button(browser, page, weights, key):
+    """While the mouse shows another token, its keys show its own."""
+    browser.open(page)
+    first, other = token(browser, "q", 0), token(browser, "k", 4)
+    assert first.aria_role == "button"
+    browser.run("arguments[0].focus()", first)
+    browser.hover(other)
+    assert shown(browser) == lines_of(weights, k=4)
+    ActionChains(browser.driver).send_keys(key).perform()
+    assert shown(browser) == lines_of(weights, q=0)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_it_fits_the_screen_in_the_reader_s_colours(browser, page, dark, narrow):
