@@ -76,7 +76,7 @@ def write_by_chance(length, steps):
 
 
 def save(figure, name, dpi=108, colours=None):
-    """Save a picture, with few colours where there is no colorbar, whose colours would change."""
+    """Save a picture: in few colours, which make the file small, unless it has a colorbar."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     with Image.open(drawn) as image:
