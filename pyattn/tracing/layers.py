@@ -338,12 +338,12 @@ def _normalise(x: Array, name: str, n: int, norm: NormPart) -> tuple[dict[str, A
     arrays: dict[str, Array] = {}
     if norm.rms:
         arrays[f"mean_square_{n}"] = np.mean(x**2, axis=-1, keepdims=True)
-        formula = f"norm_{n} = {name} / sqrt(mean_square_{n} + {_eps(norm.eps)})"
+        formula = f"norm_{n} = {name} / sqrt(mean_square_{n} + {norm.eps:g})"
         y = reference.rms_norm(x, norm.weight, norm.eps)
     else:
         arrays[f"mean_{n}"] = x.mean(axis=-1, keepdims=True)
         arrays[f"variance_{n}"] = x.var(axis=-1, keepdims=True)
-        formula = f"norm_{n} = ({name} - mean_{n}) / sqrt(variance_{n} + {_eps(norm.eps)})"
+        formula = f"norm_{n} = ({name} - mean_{n}) / sqrt(variance_{n} + {norm.eps:g})"
         y = reference.layer_norm(x, norm.weight, norm.bias, norm.eps)
     for vector, word, sign in ((norm.weight, "weight", "*"), (norm.bias, "bias", "+")):
         if vector is not None:
@@ -351,10 +351,6 @@ def _normalise(x: Array, name: str, n: int, norm: NormPart) -> tuple[dict[str, A
             formula += f" {sign} norm_{n}_{word}"
     arrays[f"norm_{n}"] = np.asarray(y, np.float64)
     return arrays, formula
-
-
-def _eps(eps: float) -> str:
-    return f"{eps:g}"
 
 
 def _about_norm(x: Array, norm: NormPart) -> str:
