@@ -17,6 +17,7 @@ from pyattn.reference.attending import (
     visible_pairs,
     weighted_sum,
 )
+from pyattn.reference.gradients import ScoreGradients, scores_backward, softmax_backward
 from pyattn.reference.layers import activate, feed_forward, layer_norm, linear, log_softmax, rms_norm, softmax
 from pyattn.reference.scoring import Score, default_scale, scores
 
@@ -24,6 +25,7 @@ __all__ = [
     "Attended",
     "Operands",
     "Score",
+    "ScoreGradients",
     "activate",
     "attention",
     "default_scale",
@@ -35,7 +37,9 @@ __all__ = [
     "operands",
     "rms_norm",
     "scores",
+    "scores_backward",
     "softmax",
+    "softmax_backward",
     "visible_pairs",
     "weighted_sum",
 ]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyattn._util.typing import Score
 
-__all__ = ["Score", "default_scale", "scores"]
+__all__ = ["Score", "default_scale", "directions", "scores"]
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -76,7 +76,7 @@ def scores(
     factor = default_scale(score, q.shape[-1], dtype) if scale is None else np.asarray(scale).astype(dtype)
     with np.errstate(all="ignore"):
         if score == "cosine":
-            q, k = _directions(q), _directions(k)
+            q, k = directions(q), directions(k)
         if score in ("dot", "cosine", "bilinear"):
             return np.asarray((q @ w if score == "bilinear" else q) @ k.mT * factor)
         total = np.zeros((*np.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]), dtype)
@@ -89,7 +89,7 @@ def scores(
         return np.asarray(total * factor)
 
 
-def _directions(x: Floats) -> Floats:
+def directions(x: Floats) -> Floats:
     """Normalise rows to length 1, except zeros; first divide by the largest entry, whose square may overflow."""
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
     x = x / np.where(largest == 0, 1, largest)
