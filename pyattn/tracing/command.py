@@ -14,8 +14,9 @@ import pyattn.io as io
 import pyattn.tracing.article as article
 from pyattn._util.names import nearest
 from pyattn.io.json import read_object
-from pyattn.tracing._trace import Trace, trace, trace_attention
+from pyattn.tracing._trace import trace, trace_attention
 from pyattn.tracing.heads import HeadTraces
+from pyattn.tracing.traces import Trace
 
 __all__ = ["explain"]
 

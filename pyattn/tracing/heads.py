@@ -17,7 +17,6 @@ from pyattn._util.in_proj import in_projections
 from pyattn._util.names import unknown_field
 from pyattn._util.typing import Convention
 from pyattn.masks import Mask
-from pyattn.tracing._trace import Trace
 from pyattn.tracing.compute import Options, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
 from pyattn.tracing.inputs import read_convention, read_entry, read_matrix, read_tokens
@@ -25,6 +24,7 @@ from pyattn.tracing.render.html import heads_html
 from pyattn.tracing.render.markdown import steps_markdown
 from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import TraceStep, concatenating, projecting
+from pyattn.tracing.traces import Trace
 
 __all__ = ["HeadTraces", "trace_heads"]
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 import pyattn.reference as reference
 from pyattn._util.names import unknown_field
-from pyattn.tracing._trace import Trace
 from pyattn.tracing.dicts import MAX_LISTED, as_plain
 from pyattn.tracing.heads import HeadTraces
 from pyattn.tracing.inputs import read_tokens
@@ -20,6 +19,7 @@ from pyattn.tracing.render.layers import TITLE, LayerStage, layer_html, layer_ma
 from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import Labels
 from pyattn.tracing.render.text import number_text
+from pyattn.tracing.traces import Trace
 
 __all__ = ["Attending", "FeedForwardPart", "LayerParts", "LayerTrace", "NormPart", "trace_layer"]
 

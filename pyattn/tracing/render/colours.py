@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["COLOURS", "DARK_EDGES", "HEAT", "KINDS"]
+__all__ = ["COLOURS", "DARK_EDGES", "HEAT", "KINDS", "kind_of"]
 
 COLOURS: Final[dict[str, str]] = {
     "inputs": "#6fd39b",
@@ -49,3 +49,8 @@ KINDS: Final[dict[str, str]] = {
 
 HEAT: Final = (31, 111, 200)
 """Red, green and blue of the largest weight; smaller ones are more transparent."""
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an array of a trace; a gradient has that of its array. Other arrays count as scores."""
+    return KINDS.get(name.removeprefix("grad_"), "scores")

@@ -15,20 +15,32 @@ import json
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pyattn.tracing.compute import Intermediates
-from pyattn.tracing.render.colours import HEAT, KINDS
+from pyattn.tracing.render.colours import HEAT, kind_of
 from pyattn.tracing.render.page import class_of, script, style
 from pyattn.tracing.render.steps import Labels, TraceStep, eight_steps
 from pyattn.tracing.render.tables import OPACITY, table_of
 from pyattn.tracing.render.text import MAX_SHOWN, cut, number_text
 
-__all__ = ["heads_html", "heat_map", "to_html"]
+__all__ = [
+    "HOW",
+    "Figure",
+    "data_of",
+    "embedded",
+    "fragment",
+    "heads_html",
+    "heat_map",
+    "new_id",
+    "section",
+    "to_html",
+    "with_data",
+]
 
 Array = npt.NDArray[np.float64]
 _MAX_HEADS = 16
@@ -36,9 +48,9 @@ _MAX_HEADS_REPEATED = 4  # with more, steps do not repeat what they read
 _MAX_PIXELS = 256  # per side of a heat map; in larger ones a pixel is the maximum of several weights
 _CHARACTERS_PER_TOKEN = 2200  # limit of embedded matrices: 140 kB for 64 tokens; the rest of a page is some 40 kB
 _GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
+_OF_QUERY = ("attn_bias", "scores", "weights", "weighted_values", "outputs")  # of one query in steps 4 to 7
 
-
-_HOW = (
+HOW = (
     "Hover, tap or tab to a number: the page shows how it is computed and marks the numbers it uses. "
     "Arrow keys move to the next number. Escape closes the explanation."
 )
@@ -51,7 +63,7 @@ _NOT_COMPUTED = "The numbers of this page cannot be edited: {why}."
 _ONE_HEAD = "The numbers of this page cannot be edited. To edit those of head 1, save it: heads[0].save_html(path)."
 
 
-class _Figure(NamedTuple):
+class Figure(NamedTuple):
     """A matrix to show: its name, its numbers, the tokens of its axes, and whether its query is the first."""
 
     name: str
@@ -63,27 +75,27 @@ class _Figure(NamedTuple):
 @np.errstate(all="ignore")
 def to_html(trace: Intermediates, page: bool = False) -> str:
     """Write a trace as a fragment with its own style and scripts; that of a page has more."""
-    name, steps = _new_id(), eight_steps(trace)
+    name, steps = new_id(), eight_steps(trace)
     why_not = _why_not_editable(trace)
     editable = page and why_not is None
     level = "h1" if page else "h2"
-    parts = [f"<{level}>Attention, step by step</{level}>", f'<p class="pa-how" hidden>{_HOW}</p>']
+    parts = [f"<{level}>Attention, step by step</{level}>", f'<p class="pa-how" hidden>{HOW}</p>']
     if editable:
         parts.append(_tools(trace, name))
     elif page:
         parts.append(f'<p class="pa-how">{why_not}</p>')
     parts.append(_steps(trace, steps, name, page=page, editable=editable))
-    return _fragment("\n".join(parts), [name], page, editable)
+    return fragment("\n".join(parts), [name], page, "edit.js" if editable else "")
 
 
 @np.errstate(all="ignore")
 def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep], page: bool = False) -> str:
     """Write the weights of all heads side by side, the steps of the first 16 to unfold, and those that join them."""
     shown = heads[:_MAX_HEADS]
-    names = [_new_id() for _ in shown]
+    names = [new_id() for _ in shown]
     steps = [eight_steps(head) for head in shown]
     level = "h1" if page else "h2"
-    parts = [f"<{level}>Attention with {len(heads)} heads</{level}>", f'<p class="pa-how" hidden>{_HOW}</p>']
+    parts = [f"<{level}>Attention with {len(heads)} heads</{level}>", f'<p class="pa-how" hidden>{HOW}</p>']
     parts += [f'<p class="pa-how">{_ONE_HEAD}</p>'] if page else []
     parts.append(_overview(shown, steps, names))
     if len(heads) > len(shown):
@@ -93,7 +105,7 @@ def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep], pag
     for n, (head, its_steps, name) in enumerate(zip(shown, steps, names, strict=True), 1):
         written = _steps(head, its_steps, name, len(shown), page=page)
         parts.append(f"<details><summary>Head {n}, step by step</summary>\n{written}\n</details>")
-    return _fragment("\n".join([*parts, *(_section(step, heads[0]) for step in joining)]), names, page)
+    return fragment("\n".join([*parts, *(section(step, heads[0]) for step in joining)]), names, page)
 
 
 def _why_not_editable(trace: Intermediates) -> str | None:
@@ -128,24 +140,28 @@ def _overview(heads: Sequence[Intermediates], steps: Sequence[Sequence[TraceStep
     """Write the weights of all heads, large ones as pictures; data-of is the id of the steps that hold their data."""
     figures = []
     for n, (head, its_steps, name) in enumerate(zip(heads, steps, names, strict=True), 1):
-        weights = _Figure("weights", head.weights, its_steps[-1].labels["weights"])
+        weights = Figure("weights", head.weights, its_steps[-1].labels["weights"])
         large = max(head.weights.shape) > MAX_SHOWN
         drawn = heat_map(head.weights) if large else _table(weights, head)
         figures.append(f'<div data-of="{name}">{_figure(weights, head, drawn, f"head {n}, ")}</div>')
     return f'<div class="pa-row">{"".join(figures)}</div>'
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Make a random id: one notebook may show the same trace twice."""
     return f"pyattn-{secrets.token_hex(6)}"
 
 
-def _fragment(content: str, names: Sequence[str], page: bool = False, editable: bool = False) -> str:
-    """Add style and scripts. A script selects by id: a notebook may show one output in two views."""
+def fragment(content: str, names: Sequence[str], page: bool = False, more: str = "") -> str:
+    """Add style and scripts, with one more. A script selects by id: a notebook may show one output in two views."""
     ids = ",".join(f"#{name}" for name in names)
-    start = "function(root){const page=explain(root);if(page)edit(root,page);}" if editable else "root=>explain(root)"
-    call = f"document.querySelectorAll('{ids}').forEach({start})"
-    source = f"<script>{{{script(editable)}\n{call};}}</script>"
+    start = {
+        "": "root=>explain(root,aboutForward)",
+        "edit.js": "function(root){const page=explain(root,aboutForward);if(page)edit(root,page);}",
+        "backward.js": "root=>explain(root,aboutBackward)",
+    }
+    call = f"document.querySelectorAll('{ids}').forEach({start[more]})"
+    source = f"<script>{{{script(*[more] * bool(more))}\n{call};}}</script>"
     classes = "pyattn pa-page" if page else "pyattn"
     return f'<div class="{classes}">\n<style>{style(page)}</style>\n{content}\n{source}\n</div>'
 
@@ -160,17 +176,22 @@ def _steps(
     editable: bool = False,
 ) -> str:
     """Write the steps and the data that the script needs; heads is the number of heads on the page."""
-    data = json.dumps(_data_of(trace, heads, editable), separators=(",", ":"), ensure_ascii=False)
-    for character in "<>&":  # a token must not end the script
-        data = data.replace(character, f"\\u{ord(character):04x}")
     # Many heads leave no room for copies of what a step reads.
     reads = _read_by(trace, steps, editable) if page and heads <= _MAX_HEADS_REPEATED else {}
-    parts = [f'<div id="{name}" class="pa-steps">' if page else f'<div id="{name}">']
-    parts += [_section(step, trace, heads, reads.get(step.number, ()), name if page else "") for step in steps]
-    return "\n".join([*parts, f'<script type="application/json">{data}</script>', "</div>"])
+    sections = [section(step, trace, heads, reads.get(step.number, ()), name if page else "") for step in steps]
+    return with_data(sections, data_of(trace, heads, editable), name, page, "pa-forward")
 
 
-def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -> dict[int, list[_Figure]]:
+def with_data(sections: Sequence[str], data: dict[str, Any], name: str, page: bool, classes: str) -> str:
+    """Put sections of steps and the data that the script needs into the element of a name."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&":  # a token must not end the script
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    start = f'<div id="{name}" class="pa-steps {classes}">' if page else f'<div id="{name}">'
+    return "\n".join([start, *sections, f'<script type="application/json">{text}</script>', "</div>"])
+
+
+def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -> dict[int, list[Figure]]:
     """List the matrices that each step reads, by its number."""
     made = {step.number: [*_figures_of(step)] for step in steps}
     keys, queries, values = made[3]
@@ -180,16 +201,16 @@ def _read_by(trace: Intermediates, steps: Sequence[TraceStep], editable: bool) -
     settings = []
     pairs = next(figure.labels for figure in made[8] if figure.name == "scores")
     if editable or trace.scale != 1:
-        settings.append(_Figure("scale", np.array([[trace.scale]]), (None, None)))
+        settings.append(Figure("scale", np.array([[trace.scale]]), (None, None)))
     if editable or trace.visible is not None:
         flags = _flags_of(trace)
         visible = np.ones(trace.scores.shape) if flags is None else flags.astype(np.float64)
-        settings.append(_Figure("visible", visible, pairs))
+        settings.append(Figure("visible", visible, pairs))
     if trace.attn_bias is not None:
-        settings.append(_Figure("attn_bias", trace.attn_bias, pairs))
+        settings.append(Figure("attn_bias", trace.attn_bias, pairs))
     return {
         3: made[1] + made[2],
-        4: [_Figure("queries", first, labels, of_query=True), keys, *settings],
+        4: [Figure("queries", first, labels, of_query=True), keys, *settings],
         5: [figure for figure in made[4] if figure.name == "scores"],
         6: [*made[5], values],
         7: made[6],
@@ -204,15 +225,13 @@ def _flags_of(trace: Intermediates) -> npt.NDArray[np.bool_] | None:
     return np.asarray(trace.visible | (trace.attn_bias == -np.inf))
 
 
-def _figures_of(step: TraceStep) -> Iterator[_Figure]:
+def _figures_of(step: TraceStep) -> Iterator[Figure]:
     """List the matrices that a step computes."""
     for name, array in step.arrays.items():
-        yield _Figure(name, array, step.labels[name], of_query=step.number in (4, 5, 6, 7))
+        yield Figure(name, array, step.labels[name], of_query=step.number in (4, 5, 6, 7) and name in _OF_QUERY)
 
 
-def _section(
-    step: TraceStep, trace: Intermediates, heads: int = 1, reads: Sequence[_Figure] = (), name: str = ""
-) -> str:
+def section(step: TraceStep, trace: Intermediates, heads: int = 1, reads: Sequence[Figure] = (), name: str = "") -> str:
     """Write a step; a page names it, and repeats what it reads."""
     place = f' id="{name}-{step.number}" data-step="{step.number}"' if name else ""
     lines = [f"<section{place}>\n<h3>{step.number}. {html.escape(step.title)}</h3>"]
@@ -243,9 +262,9 @@ def _copy_size(array: Array, heads: int) -> int:
     return _size(heads) if max(array.shape) <= _size(heads) else MAX_SHOWN // 2
 
 
-def _figure(one: _Figure, trace: Intermediates, drawn: str, prefix: str = "", *, copy: bool = False) -> str:
+def _figure(one: Figure, trace: Intermediates, drawn: str, prefix: str = "", *, copy: bool = False) -> str:
     """Put a caption above a table or picture: name, size and kind; that of a copy is short."""
-    kind = KINDS.get(one.name, "scores")
+    kind = kind_of(one.name)
     about = {
         "weights": f"scores after {trace.normalize}",
         "x": "inputs",
@@ -254,14 +273,15 @@ def _figure(one: _Figure, trace: Intermediates, drawn: str, prefix: str = "", *,
     }
     words = one.name.replace("_", " ")
     shown = {"visible": "mask", "weighted_values": words}.get(one.name, one.name)
-    plain = words == kind or (copy and one.name in (*_GIVEN, "weights"))
+    is_gradient = one.name == "delta" or one.name.startswith("grad_")
+    plain = is_gradient or words == kind or (copy and one.name in (*_GIVEN, "weights"))
     after = "" if plain else f", {about.get(one.name, f'for {kind}')}"
     size = "factor of the scores" if one.name == "scale" else f"{one.array.shape[0]} x {one.array.shape[1]}{after}"
     caption = f"{prefix}{shown} <span>{size}</span>"
     return f'<figure class="{class_of(kind)}"><figcaption>{caption}</figcaption>{drawn}</figure>'
 
 
-def _table(one: _Figure, trace: Intermediates, most: int = MAX_SHOWN) -> str:
+def _table(one: Figure, trace: Intermediates, most: int = MAX_SHOWN) -> str:
     """Write a table. data-m and data-q tell the script its matrix and its query."""
     attributes = f' data-m="{one.name}"' + ' data-q="0"' * one.of_query
     top = float(np.nan_to_num(trace.weights).max()) if one.name == "weights" else None  # one scale for all steps
@@ -309,12 +329,11 @@ def _png(levels: npt.NDArray[np.uint8]) -> bytes:
 # Data of the script
 
 
-def _data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[str, Any]:
+def data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[str, Any]:
     """Embed inputs and weights; if these are too large, queries, keys and values; if these are, too, nothing."""
     projected = ("keys", "queries", "values")
     # Rounding inputs to float32 may change how weights are rounded; float64 gives the same again.
     others = ("attn_bias", *(["weights"] if trace.round_weights is not None and not editable else []))
-    most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
     first: tuple[str, ...] = projected
     if trace.x is not None:  # extra keys of MultiheadAttention cannot be computed from inputs
         extra = len(trace.in_rows("keys")) > len(trace.in_rows("x"))
@@ -324,9 +343,8 @@ def _data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[s
         arrays = {name: trace.in_rows(name) for name in names if getattr(trace, name) is not None}
         if trace.score_weight is not None:
             arrays["score_weight"] = np.atleast_2d(trace.score_weight)
-        if sum(16 / 3 * array.size for array in arrays.values()) <= most:  # characters of base64 a float32
-            kind = "<f8" if editable else "<f4"
-            matrices = {name: [*array.shape, _encoded(array.astype(kind))] for name, array in arrays.items()}
+        matrices = embedded(arrays, trace, heads, "<f8" if editable else "<f4")
+        if matrices:
             break
     flags = _flags_of(trace) if matrices else None
     visible = None if flags is None else np.packbits(flags.T if trace.convention == "column" else flags)
@@ -345,6 +363,16 @@ def _data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[s
         "given": trace.x is None,
         **{name: None if names is None else [cut(token) for token in names] for name, names in tokens.items()},
     }
+
+
+def embedded(
+    arrays: Mapping[str, npt.NDArray[Any]], trace: Intermediates, heads: int = 1, kind: str = "<f4"
+) -> dict[str, Any]:
+    """Embed matrices in the row convention by name; none if they are too large for a page."""
+    most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
+    if sum(16 / 3 * array.size for array in arrays.values()) > most:  # characters of base64 a float32
+        return {}
+    return {name: [*array.shape, _encoded(array.astype(kind))] for name, array in arrays.items()}
 
 
 def _encoded(array: npt.NDArray[Any]) -> str:

@@ -51,10 +51,9 @@ def style(page: bool = False) -> str:
 
 
 @functools.cache
-def script(editable: bool = False) -> str:
-    """Return the scripts; one more lets the numbers of a page be edited."""
-    files = ("compute.js", "hover.js", *(["edit.js"] if editable else []))
-    return "\n".join(map(_source, files))
+def script(*more: str) -> str:
+    """Return the scripts; "edit.js" lets the numbers of a page be edited, "backward.js" explains gradients."""
+    return "\n".join(map(_source, ("compute.js", "about.js", "hover.js", *more)))
 
 
 def _source(name: str) -> str:

@@ -12,7 +12,16 @@ from pyattn._util.arguments import as_index
 from pyattn.tracing.compute import Intermediates, as_rows, weigh_values
 from pyattn.tracing.render.text import cut, matrix_lines, number_text, vector_text
 
-__all__ = ["Labels", "TraceStep", "concatenating", "eight_steps", "projecting", "steps_of_query"]
+__all__ = [
+    "Labels",
+    "TraceStep",
+    "concatenating",
+    "eight_steps",
+    "make_step",
+    "name_input",
+    "projecting",
+    "steps_of_query",
+]
 
 Array = npt.NDArray[np.float64]
 Labels: TypeAlias = tuple[list[str] | None, list[str] | None]
@@ -79,7 +88,7 @@ def eight_steps(trace: Intermediates) -> tuple[TraceStep, ...]:
     return (*_projecting(trace), *steps_of_query(trace, 0), _repeating(trace))
 
 
-def _step(
+def make_step(
     trace: Intermediates,
     number: int,
     title: str,
@@ -94,8 +103,8 @@ def _step(
         tokens = tokens[query : query + 1]
     known: dict[str, Labels] = dict.fromkeys(("x", "queries", "outputs", "concatenated"), (tokens, None))
     known |= dict.fromkeys(("keys", "values", "weighted_values"), (key_tokens, None))
-    known |= dict.fromkeys(("attn_bias", "scores", "weights"), (tokens, key_tokens))
-    labels = {name: known.get(name, (None, None)) for name in arrays}
+    known |= dict.fromkeys(("attn_bias", "scores", "weights"), (tokens, key_tokens)) | {"delta": (tokens, None)}
+    labels = {name: known.get(name.removeprefix("grad_"), (None, None)) for name in arrays}
     if trace.convention == "column":
         labels = {name: (columns, rows) for name, (rows, columns) in labels.items()}
     return TraceStep(number, title, formula, arrays, note, labels)
@@ -121,9 +130,9 @@ def _projecting(trace: Intermediates) -> tuple[TraceStep, ...]:
         about_x = about_weights = "Not known: this trace starts from queries, keys and values."
         formula = ""
     return (
-        _step(trace, 1, "Prepare inputs", "", x, about_x),
-        _step(trace, 2, "Initialise weights", "", weights, about_weights),
-        _step(trace, 3, "Derive keys, queries and values", formula, projected, _about_sizes(trace)),
+        make_step(trace, 1, "Prepare inputs", "", x, about_x),
+        make_step(trace, 2, "Initialise weights", "", weights, about_weights),
+        make_step(trace, 3, "Derive keys, queries and values", formula, projected, _about_sizes(trace)),
     )
 
 
@@ -165,7 +174,7 @@ def steps_of_query(trace: Intermediates, i: SupportsIndex) -> tuple[TraceStep, .
     products = {"weighted_values": as_rows(weighted, trace.convention)}
     multiply, add = "weighted_values[j] = weights[j] * values[j]", "output = sum of weighted_values over the keys j"
     steps = (
-        (f"Scores for {_name(trace, index)}", _score_formula(trace), scores, _about_scores),
+        (f"Scores for {name_input(trace, index)}", _score_formula(trace), scores, _about_scores),
         (
             f"{trace.normalize.capitalize()} of the scores: the weights",
             _weights_formula(trace),
@@ -176,12 +185,12 @@ def steps_of_query(trace: Intermediates, i: SupportsIndex) -> tuple[TraceStep, .
         (f"Sum the weighted values: output {index + 1}", add, outputs, _about_output),
     )
     return tuple(
-        _step(trace, number, title, formula, arrays, about(trace, index, weighted), index)
+        make_step(trace, number, title, formula, arrays, about(trace, index, weighted), index)
         for number, (title, formula, arrays, about) in enumerate(steps, 4)
     )
 
 
-def _name(trace: Intermediates, i: int) -> str:
+def name_input(trace: Intermediates, i: int) -> str:
     """Name an input by its number, counted from 1, and its token."""
     return f"input {i + 1}" + ("" if trace.tokens is None else f" ({cut(trace.tokens[i])})")
 
@@ -218,10 +227,10 @@ def _about_scores(trace: Intermediates, i: int, weighted: Array) -> str:
     query, scores = vector_text(trace.in_rows("queries")[i]), vector_text(trace.in_rows("scores")[i])
     added = "" if trace.attn_bias is None else f" + mask {vector_text(trace.in_rows('attn_bias')[i])}"
     if trace.score != "dot":
-        note = f"{_name(trace, i)}: {query} against every key{added} gives {scores}"
+        note = f"{name_input(trace, i)}: {query} against every key{added} gives {scores}"
     else:
         product = f"{query} x K^T" if trace.convention == "row" else f"K^T x {query}"
-        note = f"{_name(trace, i)}: {'' if trace.scale == 1 else 'scale * '}{product}{added} = {scores}"
+        note = f"{name_input(trace, i)}: {'' if trace.scale == 1 else 'scale * '}{product}{added} = {scores}"
     hidden = 0 if trace.visible is None else int((~trace.in_rows("visible")[i]).sum())
     return note + f"\n-inf: hidden by the mask, {hidden} of {len(trace.in_rows('keys'))} keys" * (hidden > 0)
 
@@ -259,7 +268,7 @@ def _repeating(trace: Intermediates) -> TraceStep:
     outputs = "outputs = weights @ values" if row else "outputs = values @ weights"
     formula = f"{_score_formula(trace)}\nweights = {trace.normalize}(scores){axis}\n{outputs}"
     arrays = {name: getattr(trace, name) for name in (*_scored(trace), "weights", "outputs")}
-    return _step(trace, 8, title, formula, arrays, f"Matrix products compute all {trace.convention}s at once.")
+    return make_step(trace, 8, title, formula, arrays, f"Matrix products compute all {trace.convention}s at once.")
 
 
 # Steps 9 and 10: all heads
@@ -274,10 +283,10 @@ def concatenating(heads: Sequence[Intermediates], concatenated: Array) -> TraceS
     place = "side by side" if row else "on top of each other"
     lines = ["There is one head." if count == 1 else f"The outputs of the {count} heads are joined {place}."]
     for n, head in enumerate(heads[:_MAX_LINES], 1):
-        lines.append(f"head {n}, {_name(first, 0)}: {vector_text(head.in_rows('outputs')[0])}")
+        lines.append(f"head {n}, {name_input(first, 0)}: {vector_text(head.in_rows('outputs')[0])}")
     lines += [f"... and {count - _MAX_LINES} more"] * (count > _MAX_LINES)
     lines.append(f"concatenated: {vector_text(as_rows(concatenated, first.convention)[0])}")
-    return _step(first, 9, "Concatenate the heads", formula, {"concatenated": concatenated}, "\n".join(lines))
+    return make_step(first, 9, "Concatenate the heads", formula, {"concatenated": concatenated}, "\n".join(lines))
 
 
 def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
@@ -286,5 +295,5 @@ def projecting(arrays: dict[str, Array], head: Intermediates) -> TraceStep:
     bias = " + b_out" * ("b_out" in arrays)
     before, after = (vector_text(as_rows(arrays[name], head.convention)[0]) for name in ("concatenated", "outputs"))
     times = f"{before} x W_O" if head.convention == "row" else f"W_O x {before}"
-    note = f"W_O combines the outputs of all heads.\n{_name(head, 0)}: {times}{bias}\n= {after}"
-    return _step(head, 10, "Multiply by W_O: the outputs", f"outputs = {product}{bias}", arrays, note)
+    note = f"W_O combines the outputs of all heads.\n{name_input(head, 0)}: {times}{bias}\n= {after}"
+    return make_step(head, 10, "Multiply by W_O: the outputs", f"outputs = {product}{bias}", arrays, note)

@@ -1,0 +1,82 @@
+"""Compute the gradients of a trace in float64: the arrays of a `BackwardTrace`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn.reference as reference
+from pyattn.tracing.compute import Intermediates, as_rows
+from pyattn.tracing.inputs import read_matrix
+
+__all__ = ["compute_gradients"]
+
+Array = npt.NDArray[np.float64]
+_NAMES = ("key", "query", "value")
+
+
+@np.errstate(all="ignore")
+def compute_gradients(trace: Intermediates, grad_outputs: npt.ArrayLike) -> dict[str, Any]:
+    """Compute all fields of a backward trace but the trace itself."""
+    if trace.round_weights is not None:
+        raise ValueError(
+            f"round_weights is {trace.round_weights}: rounded weights have no gradient; trace without round_weights"
+        )
+    given = read_matrix(grad_outputs, "grad_outputs", ("length", "v_dim"), trace.convention)
+    if given.shape != trace.in_rows("outputs").shape:
+        shape = as_rows(given, trace.convention).shape
+        raise ValueError(f"grad_outputs has shape {shape}; it must be {trace.outputs.shape}, the shape of outputs")
+    queries, keys, values, scores, weights = (
+        trace.in_rows(name) for name in ("queries", "keys", "values", "scores", "weights")
+    )
+    visible = np.asarray(scores != -np.inf) if trace.visible is None else trace.in_rows("visible") & (scores != -np.inf)
+    fields: dict[str, Any] = {"grad_outputs": given}
+    fields["grad_values"] = reference.weighted_sum(weights.T, visible.T, given)
+    fields["grad_weights"] = grad_weights = np.where(visible, given @ values.T, 0)
+    delta, grad_scores = _through_weights(trace, grad_weights, weights)
+    fields |= {"delta": delta, "grad_scores": grad_scores}
+    of_scores = reference.scores_backward(
+        grad_scores, queries, keys, trace.score, trace.scale, trace.score_weight, visible=visible
+    )
+    fields |= {"grad_queries": of_scores.query, "grad_keys": of_scores.key}
+    fields["grad_attn_bias"] = None if trace.attn_bias is None else grad_scores
+    fields |= _projected(trace, {"query": of_scores.query, "key": of_scores.key, "value": fields["grad_values"]})
+    for name, array in fields.items():
+        if array is not None:
+            array.flags.writeable = False
+            fields[name] = as_rows(array, trace.convention)
+    if of_scores.score_weight is not None:
+        of_scores.score_weight.flags.writeable = False
+    return fields | {"grad_score_weight": of_scores.score_weight, "grad_scale": float(of_scores.scale)}
+
+
+def _through_weights(trace: Intermediates, grad: Array, weights: Array) -> tuple[Array | None, Array]:
+    """Return delta and the gradient of the scores."""
+    if trace.normalize == "sigmoid":
+        return None, weights * (1 - weights) * grad
+    if trace.normalize == "softmax":
+        delta = np.asarray((weights * grad).sum(axis=1, keepdims=True))
+        return delta, np.asarray(reference.softmax_backward(grad, weights), np.float64)
+    counted = weights > 0
+    delta = np.where(counted, grad, 0).sum(axis=1, keepdims=True) / np.maximum(counted.sum(axis=1, keepdims=True), 1)
+    return delta, np.where(counted, grad - delta, 0)
+
+
+def _projected(trace: Intermediates, grads: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array | None]:
+    """Return the gradients of x, weights and biases, in the row convention; None where there are none."""
+    fields: dict[str, Array | None] = {"grad_x": None}
+    for name in _NAMES:
+        fields[f"grad_w_{name}"] = fields[f"grad_b_{name}"] = None
+        if trace.x is None:
+            continue
+        x = trace.in_rows("x")
+        grad = grads[name][: len(x)]  # MultiheadAttention may add keys and values that come from no input
+        fields[f"grad_w_{name}"] = x.T @ grad
+        if getattr(trace, f"b_{name}") is not None:
+            fields[f"grad_b_{name}"] = grad.sum(axis=0, keepdims=True)
+        from_here = grad @ trace.in_rows(f"w_{name}").T
+        fields["grad_x"] = from_here if fields["grad_x"] is None else fields["grad_x"] + from_here
+    return fields
