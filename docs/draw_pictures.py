@@ -121,6 +121,7 @@ def draw_steps(twin, dark):
     """The worked example, and models that write."""
     trace = pyattn.trace(X, W_QUERY, W_KEY, W_VALUE)
     save(plot.steps(trace, dark=dark), f"steps{twin}", colours=128)
+    save(plot.steps(trace.backward([[1, 0, 0], [0, 0, 0], [0, 0, 0]]), dark=dark), f"gradients{twin}", colours=128)
     plot.animate(trace, dark=dark).save(PICTURES / f"steps{twin}.gif", dpi=108)
     words = student().target_words
     plot.animate(translate(), source=FRENCH, vocabulary=words, dark=dark).save(

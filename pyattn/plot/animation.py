@@ -14,6 +14,7 @@ from pyattn.plot.steps_animation import StepsAnimation
 from pyattn.plot.theme import figure_theme
 from pyattn.plot.trace_arrays import TraceLike
 from pyattn.plot.trace_frames import TraceFrames
+from pyattn.tracing.traces import BackwardTrace
 
 __all__ = ["animate"]
 
@@ -113,8 +114,9 @@ def _make_frames(
 ) -> TraceFrames | DecodingFrames:
     if hasattr(steps, "row_steps"):
         return DecodingFrames(steps, row, source, vocabulary)
-    if not hasattr(steps, "steps"):
+    if not hasattr(steps, "steps") or isinstance(steps, BackwardTrace):
         fix = "; choose a head, steps.heads[0]" if hasattr(steps, "heads") else ""
+        fix = "; pyattn.plot.steps draws gradients" if isinstance(steps, BackwardTrace) else fix
         raise TypeError(
             f"steps is of type {type(steps).__name__}, expected what pyattn.trace or pyattn.generate returns{fix}"
         )

@@ -66,6 +66,15 @@ ARRAY_LABELS = {
 """Array of a trace: its caption, and its kind, which is a key of PALETTE."""
 
 
+def label_of(name: str) -> tuple[str, str]:
+    """Return the caption and the kind of an array; a gradient has its own name, and the kind of its array."""
+    if name == "delta":
+        return name, "scores"
+    if name.startswith("grad_"):
+        return name, ARRAY_LABELS.get(name.removeprefix("grad_"), ("", ""))[1]
+    return ARRAY_LABELS.get(name, (name.replace("_", " "), ""))
+
+
 class MatrixBox(NamedTuple):
     """A matrix with its size on the page, in points; texts is None if the matrix is too large for numbers."""
 
@@ -80,9 +89,8 @@ class MatrixBox(NamedTuple):
     def caption(self) -> str:
         """The text under the matrix: its name, and its shape or the input that it belongs to."""
         if self.of:
-            return f"{ARRAY_LABELS[self.name][0]} of {self.of}"
-        label = ARRAY_LABELS.get(self.name, (self.name.replace("_", " "), ""))[0]
-        return f"{label} {self.array.shape[0]}×{self.array.shape[1]}"
+            return f"{label_of(self.name)[0]} of {self.of}"
+        return f"{label_of(self.name)[0]} {self.array.shape[0]}×{self.array.shape[1]}"
 
 
 def measure_matrix(name: str, array: Array, fonts: Fonts, max_size: tuple[float, float], of: str = "") -> MatrixBox:
@@ -159,7 +167,7 @@ class Page:
 
     def draw(self, x: float, y: float, box: MatrixBox, shown: Sequence[bool] | None = None, axis: int = 0) -> None:
         """Draw a matrix, or some of its rows or columns, with a caption under it."""
-        colour = PALETTE.get(ARRAY_LABELS.get(box.name, ("", ""))[1], self.theme.muted)
+        colour = PALETTE.get(label_of(box.name)[1], self.theme.muted)
         filled = np.ones(box.array.shape, bool)
         if shown is not None:
             filled[:] = np.expand_dims(np.asarray(shown), 1 - axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,15 +83,15 @@ class _Panel:
 def steps(
     trace: TraceLike, figure: Figure | SubFigure | None = None, *, dark: bool | None = None
 ) -> Figure | SubFigure:
-    """Draw the eight steps of a trace on one page.
+    """Draw the eight steps of a trace on one page, or the steps of its gradients.
 
     Each step shows what it reads, an arrow, and what comes of it. Step 4 shows the products of the first query with
     every key, whose sums are the scores.
 
     Parameters
     ----------
-    trace : Trace
-        The result of `pyattn.trace`. Matrices too large for numbers are drawn as images.
+    trace : Trace or BackwardTrace
+        The result of `pyattn.trace` or of its ``backward``. Matrices too large for numbers are drawn as images.
     figure : Figure or SubFigure, optional
         An empty figure to draw on; the page is scaled to fit. Default: None, a new one as large as the page.
     dark : bool, optional
@@ -115,12 +115,13 @@ def steps(
     >>> pyattn.plot.steps(trace).savefig("steps.png")  # doctest: +SKIP
     """
     trace_steps = read_steps(trace)
-    layout = _Layout(TraceArrays(trace), Fonts(page_texts(trace, trace_steps)))
+    arrays = TraceArrays(trace)
+    layout = _Layout(arrays, Fonts(page_texts(arrays.trace, trace_steps)))
     panels = layout.panels(trace_steps)
     width = max(_MIN_WIDTH, *(panel.width for panel in panels))
     # Steps 1 and 2 compute nothing: they stand side by side where they are narrow.
     aside = max(panels[0].width, _MIN_INPUTS) + _ASIDE
-    aside = aside if aside + max(panels[1].width, _MIN_INPUTS) <= width else 0.0
+    aside = aside if aside + max(panels[1].width, _MIN_INPUTS) <= width and not arrays.grads else 0.0
     for at, (step, panel) in enumerate(zip(trace_steps, panels, strict=True)):
         layout.write(panel, step, width if at > 1 or not aside else (aside - _ASIDE, width - aside)[at])
     places, y = [], _MARGIN
@@ -177,7 +178,7 @@ class _Layout:
         panel.matrices = [placed._replace(y=placed.y + y) for placed in panel.matrices]
         panel.connectors = [arrow._replace(y=arrow.y + y) for arrow in panel.connectors]
         y += panel.height
-        sums = self.arrays.score_sums(0) if step.number == 4 else []
+        sums = self.arrays.score_sums(0) if step.number == 4 and not self.arrays.grads else []
         notes = fonts.wrap("\n".join(sums) or step.note, _NOTE_SIZE, 0.97 * width)  # small letters are wider
         for line in notes if len(notes) <= _MAX_NOTES else [*notes[: _MAX_NOTES - 1], "…"]:
             panel.lines.append(_Line(0.0, y + 3, line, _NOTE_SIZE, {"muted": True}))
@@ -189,6 +190,11 @@ class _Layout:
         arrays, number = self.arrays, step.number
         results = {name: np.atleast_2d(np.asarray(array, dtype=np.float64)) for name, array in step.arrays.items()}
         made = {name: self._measure(name, array) for name, array in results.items()}
+        if arrays.grads:
+            rows = [*self._backward_rows(number, made)]
+            shown = {id(part) for row in rows for part in row}
+            alone: list[MatrixBox | _Sign] = [box for box in made.values() if id(box) not in shown]
+            return [*rows, alone] if alone else rows
         if number == 3 and "x" in arrays.whole:
             pairs = (("keys", "key"), ("queries", "query"), ("values", "value"))
             return [self._projected(made[name], word) for name, word in pairs if name in made]
@@ -211,7 +217,7 @@ class _Layout:
         return measure_matrix(name, array, self.fonts, _MAX_MATRIX_SIZE, of)
 
     def _whole(self, name: str) -> MatrixBox:
-        return self._measure(name, self.arrays.whole[name])
+        return self._measure(name, self.arrays.of(name))
 
     def _of_query(self, name: str, query: int = 0) -> MatrixBox:
         return self._measure(name, self.arrays.of_query(name, query))
@@ -256,6 +262,46 @@ class _Layout:
             self._measure("weighted_values", arrays.weighted_values(i), f"input {i + 1}") for i in others
         ]
         return [scored, [*weighted, _Sign("add", True), made["outputs"]]]
+
+    def _backward_rows(self, number: int, made: dict[str, MatrixBox]) -> Iterator[list[MatrixBox | _Sign]]:
+        """Choose the matrices of a step backwards in rows, as in its formulas, without results that stand alone."""
+        arrays = self.arrays
+        word = "" if arrays.scale == 1 else f"× {number_text(arrays.scale)}"
+        if number == 7:
+            copies = np.repeat(arrays.of_query("grad_outputs", 0), arrays.keys, axis=arrays.axis)
+            copied = self._measure("grad_weighted_values", copies)
+            yield [self._of_query("grad_outputs"), _Sign("copy", True), copied]
+        elif number == 6:
+            yield self._product(("weights", True), ("grad_outputs", False), made["grad_values"])
+            yield self._product(("grad_outputs", False), ("values", True), made["grad_weights"])
+        elif number == 5 and "delta" in made and arrays.trace.normalize == "softmax":
+            weights, grads = self._whole("weights"), self._whole("grad_weights")
+            yield [weights, _Sign("×"), grads, _Sign("sum", True), made["delta"]]
+            differences = _Sign("× ("), grads, _Sign("\N{MINUS SIGN}"), made["delta"], _Sign(")")
+            yield [weights, *differences, _Sign("", True), made["grad_scores"]]
+        elif number == 4 and arrays.has_products:
+            yield self._product(("grad_scores", False), ("keys", False), made["grad_queries"], word)
+            yield self._product(("grad_scores", True), ("queries", False), made["grad_keys"], word)
+        elif number == 3 and "grad_w_key" in made:
+            for name, plural in (("key", "keys"), ("query", "queries"), ("value", "values")):
+                yield self._product(("x", True), (f"grad_{plural}", False), made[f"grad_w_{name}"])
+        elif number == 1 and "grad_x" in made:
+            for name, plural in (("key", "keys"), ("query", "queries")):
+                yield [*self._factors((f"grad_{plural}", False), (f"w_{name}", True)), _Sign("+")]
+            yield self._product(("grad_values", False), ("w_value", True), made["grad_x"])
+
+    def _product(
+        self, left: tuple[str, bool], right: tuple[str, bool], result: MatrixBox, word: str = ""
+    ) -> list[MatrixBox | _Sign]:
+        """Return the factors of a matrix product, each with whether it is transposed, and what comes of it."""
+        return [*self._factors(left, right), _Sign(word, True), result]
+
+    def _factors(self, left: tuple[str, bool], right: tuple[str, bool]) -> list[MatrixBox | _Sign]:
+        """Return two factors and the signs between them; where inputs are columns, their order is reversed."""
+        if self.arrays.axis == 1:
+            left, right = right, left
+        between = _Sign(".T @" if left[1] else "@")
+        return [self._whole(left[0]), between, self._whole(right[0]), *([_Sign(".T")] * right[1])]
 
     def _place(self, panel: _Panel, row: Sequence[MatrixBox | _Sign]) -> None:
         """Place a row of matrices, with the signs and arrows between them, under what the panel has."""

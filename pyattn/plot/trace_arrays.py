@@ -9,6 +9,7 @@ import numpy as np
 
 from pyattn.plot.inputs import Array, read_tokens
 from pyattn.tracing.render.text import number_text
+from pyattn.tracing.traces import BackwardTrace
 
 __all__ = ["StepLike", "TraceArrays", "TraceLike", "read_steps"]
 
@@ -26,7 +27,7 @@ _NAMES: tuple[str, ...] = (
 )
 _NAMES += ("attn_bias", "scores", "weights", "outputs")
 
-_BY_QUERY = ("x", "queries", "attn_bias", "scores", "weights", "outputs")
+_BY_QUERY = ("x", "queries", "attn_bias", "scores", "weights", "outputs", "delta")
 _BY_KEY = ("keys", "values", "products", "weighted_values")
 """Arrays with a line for each query, and those with a line for each key."""
 
@@ -87,7 +88,9 @@ class TraceArrays:
     """The arrays of a trace; `axis` is 0 if each input is a row, 1 if it is a column."""
 
     def __init__(self, trace: TraceLike) -> None:
-        self.trace: Any = trace
+        self.grads: Mapping[str, Array] = trace.arrays if isinstance(trace, BackwardTrace) else {}
+        self.trace: Any = trace.trace if isinstance(trace, BackwardTrace) else trace
+        trace = self.trace
         self.axis = 0 if getattr(trace, "convention", "row") == "row" else 1
         known = {name: getattr(trace, name, None) for name in _NAMES}
         self.whole = {name: np.asarray(array, dtype=np.float64) for name, array in known.items() if array is not None}
@@ -105,6 +108,7 @@ class TraceArrays:
 
     def labels(self, name: str, query: int | None = None) -> list[str]:
         """Return a token or a number, from 1, for each line of an array; query is that of a single line."""
+        name = name.removeprefix("grad_")
         if name in _BY_KEY:
             return self.key_names or [str(at + 1) for at in range(self.keys)]
         if name not in _BY_QUERY:
@@ -112,9 +116,13 @@ class TraceArrays:
         names = self.query_names or [str(at + 1) for at in range(self.queries)]
         return names if query is None else names[query : query + 1]
 
+    def of(self, name: str) -> Array:
+        """Return an array of the trace, or a gradient."""
+        return self.grads[name] if name in self.grads else self.whole[name]
+
     def of_query(self, name: str, query: int) -> Array:
         """Return the line of one query."""
-        return self.whole[name].take([query], axis=self.axis)
+        return self.of(name).take([query], axis=self.axis)
 
     def weighted_values(self, query: int) -> Array:
         """Return the values times the weights of one query, with a line for each key."""

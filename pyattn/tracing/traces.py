@@ -474,7 +474,9 @@ class BackwardTrace:
             short = {"dq": "grad_queries", "dk": "grad_keys", "dv": "grad_values", "dp": "grad_weights"}
             short |= {"ds": "grad_scores", "dx": "grad_x", "grad_output": "grad_outputs"}
             short |= {"grad_query": "grad_queries", "grad_key": "grad_keys", "grad_value": "grad_values"}
-            unknown_field(self, name, names, {**forward, **short, name: short.get(name.lower(), forward.get(name))})
+            rest = ". To draw it: pyattn.plot.steps(backward)" if name in ("draw", "plot", "show") else ""
+            meant = {**forward, **short, name: short.get(name.lower(), forward.get(name))}
+            unknown_field(self, name, names, meant, rest)
 
     def __str__(self) -> str:
         """Write all steps as text."""

@@ -147,6 +147,59 @@ def test_the_ground_of_the_figure_decides_unless_it_is_said(example):
     assert to_rgb(plot.steps(example).get_facecolor()) == (1, 1, 1)
 
 
+# The page of gradients
+
+
+OPTIONS = {
+    "plain": {},
+    "columns": {"convention": "column", "tokens": ["I", "am", "我"]},
+    "all": {"scale": 0.5, "bias": [[1, 2, 3]] * 3, "attn_mask": np.full((3, 3), 0.5)},
+    "distance": {"score": "distance", "normalize": "sigmoid"},
+    "sparsemax": {"score": "additive", "score_weight": [1, 2, 3], "normalize": "sparsemax"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_page_of_gradients_is_legible_and_has_each_of_them(article, options):
+    turned = np.transpose if options.get("convention") == "column" else np.asarray
+    trace = pyattn.trace(*(turned(article[name]) for name in NAMES), **options)
+    backward = trace.backward(turned(np.arange(9.0).reshape(3, 3)))
+    figure = plot.steps(backward)
+    found = assert_legible(figure)
+    assert [text[0] for text in found if re.match(r"[1-8]  ", text)] == list("87654321")
+    for step in backward.steps:
+        for name, array in step.arrays.items():
+            assert f"{name} {array.shape[0]}×{array.shape[1]}" in found, name
+    arrows = [(arrow.sources, arrow.target) for arrow in figure.findobj(Connector)]
+    assert (("grad_outputs",), "grad_weighted_values") in arrows
+    targets = {target for _, target in arrows}
+    assert {"grad_values", "grad_weights", "grad_w_key", "grad_w_query", "grad_w_value", "grad_x"} <= targets
+    assert ("grad_queries" in targets) == ("score" not in options)
+    assert ("delta" in targets) == ("normalize" not in options)
+
+
+def test_factors_of_the_page_of_gradients_are_in_the_order_of_the_formulas(article):
+    for convention, order in (("row", ("weights", "grad_outputs")), ("column", ("grad_outputs", "weights"))):
+        turned = np.transpose if convention == "column" else np.asarray
+        trace = pyattn.trace(*(turned(article[name]) for name in NAMES), convention=convention)
+        arrows = plot.steps(trace.backward(np.ones((3, 3)))).findobj(Connector)
+        assert [arrow.sources for arrow in arrows if arrow.target == "grad_values"] == [order]
+
+
+def test_gradients_are_not_animated(example):
+    backward = example.backward(np.ones((3, 3)))
+    with pytest.raises(TypeError, match=r"^steps is of type BackwardTrace, .*; pyattn\.plot\.steps draws gradients$"):
+        plot.animate(backward)
+
+
+def test_large_gradients_are_images():
+    trace = draw_trace(40, 20)
+    backward = trace.backward(np.ones((40, 20)))
+    images = [image.get_array() for image in plot.steps(backward).axes[0].get_images()]
+    for name, array in backward.arrays.items():
+        assert name == "grad_scale" or any(np.array_equal(image, array) for image in images), name
+
+
 # The moving picture
 
 

@@ -11,7 +11,7 @@ import pytest
 from test_trace_html import Reader, data_of, matrix
 
 import pyattn
-from pyattn.tracing import BackwardTrace, Trace
+from pyattn.tracing import BackwardTrace
 
 RNG = np.random.default_rng(22)
 TOLERANCE = 2.0**-40  # of the largest number of an array: some 4,000 roundings of float64, for sums of up to 60 terms
@@ -328,4 +328,5 @@ def test_names_that_users_try_are_answered(article):
     ):
         with pytest.raises(AttributeError, match=f"^a BackwardTrace has no '{name}'; did you mean {meant}\\?"):
             getattr(backward, name)
-    assert not hasattr(Trace, "grad_x")
+    with pytest.raises(AttributeError, match=r"To draw it: pyattn\.plot\.steps\(backward\)$"):
+        backward.plot()

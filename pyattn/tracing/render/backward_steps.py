@@ -81,7 +81,7 @@ def _start(trace: Intermediates, grads: Mapping[str, Array]) -> TraceStep:
 def _through_sum(trace: Intermediates, rows: Mapping[str, Array]) -> TraceStep:
     count = len(trace.in_rows("keys"))
     note = (
-        f"{name_input(trace, 0).capitalize()}: its output is the sum of {count} weighted values, so that each of them "
+        f"I{name_input(trace, 0)[1:]}: its output is the sum of {count} weighted values, so that each of them "
         f"has the gradient of the output, {vector_text(rows['grad_outputs'][0])}."
     )
     return make_step(
@@ -177,7 +177,7 @@ def _through_projections(
     )
     shares = [rows[f"grad_{plural}"][0] @ trace.in_rows(f"w_{name}").T for name, plural in names]
     about_x = (
-        f"{name_input(trace, 0).capitalize()} counts three times, as it gives a key, a query and a value: "
+        f"I{name_input(trace, 0)[1:]} counts three times, as it gives a key, a query and a value: "
         f"{' + '.join(map(vector_text, shares))} = {vector_text(rows['grad_x'][0])}"
     )
     about_descent = "Gradient descent moves each weight against its gradient. A small step makes the loss smaller."
