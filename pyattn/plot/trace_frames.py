@@ -243,7 +243,8 @@ class TraceFrames:
 
     def _write_text(self, page: Page, frame: _Frame) -> None:
         """Write the title and the formula above the matrices and the note below, up to three lines each."""
-        width = 0.97 * (self.size[0] - 2 * _MARGIN)  # small letters are wider
+        # Letters of a few pixels are rounded to whole ones, which makes a line of digits up to a tenth wider.
+        width = (0.97 if page.scale >= 1 else 0.88) * (self.size[0] - 2 * _MARGIN)
         step, write = frame.step, page.write
         title = self.fonts.wrap(self._title(frame), 16, width)[0]
         write(_MARGIN, 22, title, 14, weight=self.fonts.bold)
