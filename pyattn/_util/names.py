@@ -42,6 +42,8 @@ _ELSEWHERE = {
     "embed_dim": ("d_model",),
     "generator": ("rng",),
     "gpt": ("TransformerLM",),
+    "grad": ("grad_outputs",),
+    "grad_output": ("grad_outputs",),
     "input": ("x",),
     "key_mask": ("key_padding_mask",),
     "key_padding_mask": ("attn_mask",),
@@ -82,7 +84,10 @@ _HOMES = {  # names whose module is elsewhere
     "to_torch": "interop.torch.to_torch",
 }
 _HOW = {  # names without a function here
-    **dict.fromkeys(("autograd", "backward", "grad", "no_grad", "optim"), NO_GRADIENTS),
+    **dict.fromkeys(("autograd", "no_grad", "optim"), NO_GRADIENTS),
+    **dict.fromkeys(
+        ("backward", "grad"), f"{NO_GRADIENTS}; pyattn.trace(...).backward(grad_outputs) shows those of one head"
+    ),
     "attention_weights": "pyattn.attention(query, key, value, need_weights=True) returns them",
     "relu": "numpy.maximum(x, 0) is the same",
     "split_heads": "x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2) is the same",

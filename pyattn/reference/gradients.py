@@ -1,6 +1,6 @@
 """Gradients of the score functions and of their normalisation.
 
-Shapes: query (..., L, features), key (..., S, features), scores (..., L, S). Indices: i query, j key, d feature.
+Shapes: query (L, features), key (S, features), scores (L, S). Indices: i query, j key, d feature.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ class ScoreGradients(NamedTuple):
 
 
 def softmax_backward(
-    grad_weights: npt.ArrayLike, weights: npt.ArrayLike, *, dtype: npt.DTypeLike = np.float64
-) -> Floats:
-    """Return the gradient of the scores of a softmax over the last axis.
+    grad_weights: npt.ArrayLike,
+    weights: npt.ArrayLike,
+    *,
+    visible: npt.ArrayLike = True,
+    dtype: npt.DTypeLike = np.float64,
+) -> tuple[Floats, Floats]:
+    """Return the gradient of the scores of a softmax over the last axis, and delta.
 
     ``weights * (grad_weights - delta)`` with ``delta = sum(weights * grad_weights)`` of each row: the product with the
     softmax's Jacobian ``diag(weights) - outer(weights, weights)``.
@@ -50,19 +54,24 @@ def softmax_backward(
     Parameters
     ----------
     grad_weights : array_like, (..., S)
-        Gradient of the weights; entries of weight 0 do not count, whatever they hold.
+        Gradient of the weights.
     weights : array_like, (..., S)
         Results of the softmax.
+    visible : array_like of bool
+        Broadcasts to (..., S); masked entries do not count, even if they are NaN. Default: True.
     dtype : dtype_like
         The type of all arithmetic and of the result. Default: float64.
 
     Returns
     -------
-    ndarray, (..., S)
+    grad_scores : ndarray, (..., S)
+        0 where masked.
+    delta : ndarray, (..., 1)
     """
-    p = np.asarray(weights).astype(dtype)
-    grad = np.where(p == 0, 0, np.asarray(grad_weights).astype(dtype))
-    return np.asarray(p * (grad - (p * grad).sum(axis=-1, keepdims=True)))
+    p, grad = (np.where(visible, np.asarray(x).astype(dtype), 0) for x in (weights, grad_weights))
+    with np.errstate(all="ignore"):
+        delta = np.asarray((p * grad).sum(axis=-1, keepdims=True))
+        return np.where(visible, p * (grad - delta), 0), delta
 
 
 def scores_backward(
@@ -116,7 +125,7 @@ def scores_backward(
             grad_w = np.where(seen.any(axis=1, keepdims=True), q, 0).T @ weighted_sum(grad, seen, k)
             return ScoreGradients(for_query, for_key, grad_w, grad_scale)
         if score == "cosine":
-            for_query, for_key = _through_length(grad, seen, q, k), _through_length(grad.T, seen.T, k, q)
+            for_query, for_key = _cosine_backward(grad, seen, q, k), _cosine_backward(grad.T, seen.T, k, q)
             return ScoreGradients(for_query, for_key, None, grad_scale)
         for_query, for_key, grad_w = np.zeros_like(q), np.zeros_like(k), np.zeros_like(w)
         for d in range(q.shape[-1]):  # one feature at a time: memory is O(L * S)
@@ -132,12 +141,12 @@ def scores_backward(
     return ScoreGradients(for_query, for_key, grad_w if score == "additive" else None, grad_scale)
 
 
-def _through_length(grad: Floats, visible: Bools, x: Floats, other: Floats) -> Floats:
-    """Return the gradient of x for the cosine score: what is left across x of its direction's gradient, over |x|."""
+def _cosine_backward(grad: Floats, visible: Bools, x: Floats, other: Floats) -> Floats:
+    """Return the gradient of x: the part of its unit vector's gradient at right angles to x, divided by |x|."""
     unit = directions(x)
-    of_unit = weighted_sum(grad, visible, directions(other))
+    grad_unit = weighted_sum(grad, visible, directions(other))
     largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)  # whose square may overflow
     length = largest * np.linalg.norm(x / np.where(largest == 0, 1, largest), axis=-1, keepdims=True)
-    across = of_unit - unit * (unit * of_unit).sum(axis=-1, keepdims=True)
+    across = grad_unit - unit * (unit * grad_unit).sum(axis=-1, keepdims=True)
     counts = visible.any(axis=-1, keepdims=True) & (length != 0)
     return np.where(counts, across / np.where(counts, length, 1), 0)

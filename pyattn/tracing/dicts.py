@@ -16,6 +16,8 @@ MAX_LISTED = 2**18
 
 def as_plain(x: Any) -> Any:
     """Convert an array to nested lists; NaN and infinities become strings. Other values are returned unchanged."""
+    if isinstance(x, float):
+        return _spell(x)
     if not isinstance(x, np.ndarray):
         return list(x) if isinstance(x, list) else x
     finite = x.dtype == np.bool_ or bool(np.isfinite(x).all())

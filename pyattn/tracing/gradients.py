@@ -36,33 +36,35 @@ def compute_gradients(trace: Intermediates, grad_outputs: npt.ArrayLike) -> dict
     fields: dict[str, Any] = {"grad_outputs": given}
     fields["grad_values"] = reference.weighted_sum(weights.T, visible.T, given)
     fields["grad_weights"] = grad_weights = np.where(visible, given @ values.T, 0)
-    delta, grad_scores = _through_weights(trace, grad_weights, weights)
+    grad_scores, delta = _normalize_backward(trace, grad_weights, weights, visible)
     fields |= {"delta": delta, "grad_scores": grad_scores}
-    of_scores = reference.scores_backward(
+    by_scores = reference.scores_backward(
         grad_scores, queries, keys, trace.score, trace.scale, trace.score_weight, visible=visible
     )
-    fields |= {"grad_queries": of_scores.query, "grad_keys": of_scores.key}
+    fields |= {"grad_queries": by_scores.query, "grad_keys": by_scores.key}
     fields["grad_attn_bias"] = None if trace.attn_bias is None else grad_scores
-    fields |= _projected(trace, {"query": of_scores.query, "key": of_scores.key, "value": fields["grad_values"]})
+    fields |= _projected(trace, {"query": by_scores.query, "key": by_scores.key, "value": fields["grad_values"]})
     for name, array in fields.items():
         if array is not None:
             array.flags.writeable = False
             fields[name] = as_rows(array, trace.convention)
-    if of_scores.score_weight is not None:
-        of_scores.score_weight.flags.writeable = False
-    return fields | {"grad_score_weight": of_scores.score_weight, "grad_scale": float(of_scores.scale)}
+    if by_scores.score_weight is not None:
+        by_scores.score_weight.flags.writeable = False
+    return fields | {"grad_score_weight": by_scores.score_weight, "grad_scale": float(by_scores.scale)}
 
 
-def _through_weights(trace: Intermediates, grad: Array, weights: Array) -> tuple[Array | None, Array]:
-    """Return delta and the gradient of the scores."""
-    if trace.normalize == "sigmoid":
-        return None, weights * (1 - weights) * grad
+def _normalize_backward(
+    trace: Intermediates, grad: Array, weights: Array, visible: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Return the gradient of the scores, 0 where masked, and delta."""
     if trace.normalize == "softmax":
-        delta = np.asarray((weights * grad).sum(axis=1, keepdims=True))
-        return delta, np.asarray(reference.softmax_backward(grad, weights), np.float64)
-    counted = weights > 0
-    delta = np.where(counted, grad, 0).sum(axis=1, keepdims=True) / np.maximum(counted.sum(axis=1, keepdims=True), 1)
-    return delta, np.where(counted, grad - delta, 0)
+        return reference.softmax_backward(grad, weights, visible=visible)
+    if trace.normalize == "sigmoid":
+        return np.where(visible, weights * (1 - weights) * grad, 0), None
+    counted = (weights > 0) | np.isnan(weights)
+    delta = np.where(counted, grad * np.sign(weights), 0).sum(axis=1, keepdims=True)
+    delta /= np.maximum(counted.sum(axis=1, keepdims=True), 1)
+    return np.where(counted & visible, grad - delta, 0), delta
 
 
 def _projected(trace: Intermediates, grads: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array | None]:

@@ -195,7 +195,9 @@ class HeadTraces:
         def __getattr__(self, name):
             """Refuse an unknown name; those of one head are in each."""
             names = ["heads", "concatenated", "w_out", "b_out", "outputs", "concatenation", "projection", "convention"]
-            unknown_field(self, name, names, {field: f"heads[0].{field}" for field in Trace.__dataclass_fields__})
+            unknown_field(
+                self, name, names, {field: f"heads[0].{field}" for field in (*Trace.__dataclass_fields__, "backward")}
+            )
 
     def __str__(self) -> str:
         """Write all steps of all heads as text."""

@@ -307,8 +307,11 @@ class Trace(Intermediates):
 
         def __getattr__(self, name):
             """Refuse an unknown name, and list those there are."""
-            draws = name in ("draw", "plot", "show")
-            rest = ". To draw it: pyattn.plot.steps(trace)" if draws else ""
+            rest = ". To draw it: pyattn.plot.steps(trace)" if name in ("draw", "plot", "show") else ""
+            if name.startswith("grad") or name in ("jvp", "vjp"):
+                raise AttributeError(
+                    f"a Trace has no {name!r}; trace.backward(grad_outputs) computes all gradients", name=name, obj=self
+                )
             unknown_field(self, name, [field.name for field in dataclasses.fields(self)], _MEANT, rest)
 
     def __str__(self) -> str:
@@ -329,7 +332,8 @@ class BackwardTrace:
     `Trace.backward` returns it. ``grad_x`` is the gradient of the trace's ``x``: how much the loss grows with each of
     its numbers, to first order. All arrays are float64 and read-only, and have the shape of what they are the gradient
     of. Printed, it is text; in a notebook, a page. Shapes below are those of ``convention="row"``; with
-    ``convention="column"`` every array is transposed. The gradients of x, weights and biases are None if the trace
+    ``convention="column"`` every array but grad_score_weight is transposed. A query that attends to nothing has no
+    effect on any gradient. The gradients of x, weights and biases are None if the trace
     comes from `pyattn.trace_attention`.
 
     Attributes
@@ -343,8 +347,8 @@ class BackwardTrace:
     grad_weights : ndarray, (L, S)
         ``grad_outputs @ values.T``; 0 where masked.
     delta : ndarray, (L, 1), or None
-        What the normalisation subtracts from the gradients of a query's weights: for 'softmax' their mean weighted by
-        the weights, for 'sparsemax' their mean over the weights above 0; None for 'sigmoid'.
+        Mean gradient of the weights of each query: for 'softmax' weighted by the weights, for 'sparsemax' over the
+        weights above 0; None for 'sigmoid'.
     grad_scores : ndarray, (L, S)
         ``weights * (grad_weights - delta)`` for 'softmax'; 0 where masked.
     grad_queries : ndarray, (L, key_dim)
@@ -352,13 +356,15 @@ class BackwardTrace:
     grad_keys : ndarray, (S, key_dim)
         ``scale * grad_scores.T @ queries`` for the score 'dot'.
     grad_attn_bias : ndarray, (L, S), or None
-        Of a float mask: the same as grad_scores; None without one.
-    grad_score_weight : ndarray or None
-        Of the weight of the score functions 'bilinear' and 'additive'.
+        Of a float mask: the same as grad_scores. None without one, or if it holds only zeros. Sum it over the axes
+        along which the mask was broadcast.
+    grad_score_weight : ndarray, (key_dim, key_dim) or (key_dim,), or None
+        Of the weight of the score function 'bilinear' or 'additive', the same in both conventions; None for others.
     grad_scale : float
         Of the scale.
     grad_w_key, grad_w_query : ndarray, (embed_dim, key_dim), or None
-        ``x.T @ grad_keys`` and ``x.T @ grad_queries``.
+        ``x.T @ grad_keys`` and ``x.T @ grad_queries``. Keys and values that come from no input do not count here, nor
+        in the gradients below.
     grad_w_value : ndarray, (embed_dim, v_dim), or None
         ``x.T @ grad_values``.
     grad_b_key, grad_b_query, grad_b_value : ndarray, (1, dim), or None
@@ -399,7 +405,7 @@ class BackwardTrace:
 
     @property
     def steps(self) -> tuple[TraceStep, ...]:
-        """The steps from 8 to 1; the notes give the numbers of the first input."""
+        """The steps from 8 to 1; the notes give the numbers of one input."""
         return backward_steps(self.trace, self.arrays)
 
     @property
@@ -471,9 +477,18 @@ class BackwardTrace:
             """Refuse an unknown name, and list those there are."""
             names = [field.name for field in dataclasses.fields(self)]
             forward = {field: f"trace.{field}" for field in Intermediates.__dataclass_fields__}
-            short = {"dq": "grad_queries", "dk": "grad_keys", "dv": "grad_values", "dp": "grad_weights"}
-            short |= {"ds": "grad_scores", "dx": "grad_x", "grad_output": "grad_outputs"}
-            short |= {"grad_query": "grad_queries", "grad_key": "grad_keys", "grad_value": "grad_values"}
+            letters = {
+                "q": "queries",
+                "k": "keys",
+                "v": "values",
+                "p": "weights",
+                "s": "scores",
+                "o": "outputs",
+                "x": "x",
+            }
+            short = {f"{prefix}{one}": f"grad_{full}" for one, full in letters.items() for prefix in ("d", "grad_")}
+            short |= {f"grad_{full.rstrip('s')}": f"grad_{full}" for full in letters.values()}
+            short |= {"grad_query": "grad_queries", "dw": "grad_w_query", "grad_mask": "grad_attn_bias"}
             rest = ". To draw it: pyattn.plot.steps(backward)" if name in ("draw", "plot", "show") else ""
             meant = {**forward, **short, name: short.get(name.lower(), forward.get(name))}
             unknown_field(self, name, names, meant, rest)

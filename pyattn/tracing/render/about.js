@@ -30,6 +30,10 @@ const aboutForward = function (model) {
       if (name === "attn_bias") return [pair + equals(name, i, j) + "\nadded to the score", []];
       return [pair + ": " + (at(matrix(name), i, j) ? "attends" : "hidden"), []];
     }
+    if (name === "score_weight") {
+      const numbers = matrix(name).r > 1 ? (i + 1) + ", " + (j + 1) : j + 1;
+      return ["weight of the scores, number " + numbers + equals(name, i, j) + origin, []];
+    }
     const place = name[0] === "b" ? ", number " + (j + 1) : ", from number " + (i + 1) + " of x to number " + (j + 1);
     return [name + place + equals(name, i, j) + origin, []];
   }

@@ -10,7 +10,7 @@ const aboutBackward = function (model) {
   const dot = (a, b) => sum(products(a, b));
   const scaled = terms => times ? times + "(" + terms + ")" : terms;
   const seen = (i, j) => model.scores(i)[j] !== -Infinity;
-  const HIDDEN = "hidden by the mask: 0";
+  const HIDDEN = "hidden by the mask: 0", ALL_HIDDEN = "every key is hidden by the mask: 0";
 
   function aboutWeights(i, j) {
     const grad = row(matrix("grad_outputs"), i), value = row(matrix("values"), j);
@@ -31,6 +31,7 @@ const aboutBackward = function (model) {
     if (data.normalize === "softmax")
       return [head + "weights times their gradients\n" + dot(weights, grads) + " = " + number("delta", i, 0), from];
     const above = grads.filter((_, j) => weights[j] > 0);
+    if (!above.length) return [head + ALL_HIDDEN, from];
     return [head + "mean gradient of the weights above 0\n(" + sum(above.map(factor)) + ") / " + above.length + " = " +
       number("delta", i, 0), from];
   }
@@ -58,6 +59,7 @@ const aboutBackward = function (model) {
     const g = ofQuery ? row(grads, i) : column(grads, i), numbers = column(other, d);
     const visible = g.map((_, n) => n).filter(n => ofQuery ? seen(i, n) : seen(n, i));
     const pick = v => visible.map(n => v[n]);
+    if (!visible.length) return [head + (ofQuery ? ALL_HIDDEN : "hidden from every query: 0"), from];
     return [head + "gradients of its scores " + vector(pick(g)) + "\nnumbers of the " + (ofQuery ? "keys " : "queries ") +
       vector(pick(numbers)) + "\n" + scaled(dot(pick(g), pick(numbers))) + " = " + equals,
       [...from, [ofQuery ? "keys" : "queries", -1, d]]];

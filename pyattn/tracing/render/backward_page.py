@@ -10,14 +10,14 @@ import numpy.typing as npt
 from pyattn.tracing.compute import Intermediates, as_rows
 from pyattn.tracing.render.backward_steps import backward_steps
 from pyattn.tracing.render.html import HOW, Figure, data_of, embedded, fragment, new_id, section, with_data
-from pyattn.tracing.render.steps import make_step
+from pyattn.tracing.render.steps import labels_of
 
 __all__ = ["TITLE", "backward_html"]
 
 Array = npt.NDArray[np.float64]
 TITLE = "Attention backwards, step by step"
 _READ = {
-    6: ("grad_outputs", "weights", "values"),
+    6: ("grad_outputs", "weights", "values", "visible"),
     5: ("grad_weights", "weights"),
     4: ("grad_scores", "keys", "queries", "scale", "score_weight"),
     3: ("grad_keys", "grad_queries", "grad_values", "x"),
@@ -34,9 +34,13 @@ def backward_html(trace: Intermediates, grads: Mapping[str, Array], page: bool =
         for step in backward_steps(trace, grads)
     ]
     data = data_of(trace, 1)
-    data["m"] |= embedded({key: as_rows(grad, trace.convention) for key, grad in grads.items()}, trace)
+    if data["m"]:
+        rows = {key: as_rows(grad, trace.convention) for key, grad in grads.items()}
+        if "grad_score_weight" in grads:  # the same in both conventions
+            rows["grad_score_weight"] = grads["grad_score_weight"]
+        data["m"] |= embedded(rows, trace)
     head = f'<{level}>{TITLE}</{level}>\n<p class="pa-how" hidden>{HOW}</p>\n'
-    return fragment(head + with_data(sections, data, name, page, "pa-backward"), [name], page, "backward.js")
+    return fragment(head + with_data(sections, data, name, page), [name], page, "backward.js", "aboutBackward")
 
 
 def _read_by(trace: Intermediates, grads: Mapping[str, Array], number: int) -> list[Figure]:
@@ -46,6 +50,6 @@ def _read_by(trace: Intermediates, grads: Mapping[str, Array], number: int) -> l
         array = grads[name] if name in grads else getattr(trace, name)
         if array is None or (name == "scale" and trace.scale == 1):
             continue
-        array = np.atleast_2d(array)
-        figures.append(Figure(name, array, make_step(trace, number, "", "", {name: array}, "").labels[name]))
+        array = np.atleast_2d(np.asarray(array, np.float64))
+        figures.append(Figure(name, array, labels_of(trace, [name])[name]))
     return figures

@@ -1,8 +1,12 @@
-"""The eight steps of a trace backwards, in words and with their gradients."""
+"""The eight steps of a trace backwards, in words and with their gradients.
+
+Indices: i query, j key, d feature. The notes compute some numbers of one input and one key, which `_Example` chooses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +18,7 @@ from pyattn.tracing.render.text import number_text, vector_text
 __all__ = ["backward_steps"]
 
 Array = npt.NDArray[np.float64]
+_NAMES = (("key", "keys"), ("query", "queries"), ("value", "values"))
 _MAX_TERMS = 4  # of a sum in a note
 
 _WEIGHTS = {
@@ -22,9 +27,10 @@ _WEIGHTS = {
     "sparsemax": "delta = mean of grad_weights over the keys whose weight is above 0\n"
     "grad_scores = grad_weights - delta for these keys, 0 for the others",
 }
-_SCORES = {  # of other scores than 'dot': a query q, a key k, and g = scale * grad_score
-    "cosine": "grad_q = sum over the keys of g * (k / |k| - score * q / |q|) / |q|\n"
-    "grad_k = sum over the queries of g * (q / |q| - score * k / |k|) / |k|",
+_SCORES = {  # other scores than 'dot'
+    "cosine": "cos = (q . k) / (|q| |k|)\n"
+    "grad_q = sum over the keys of g * (k / |k| - cos * q / |q|) / |q|\n"
+    "grad_k = sum over the queries of g * (q / |q| - cos * k / |k|) / |k|",
     "distance": "grad_q = sum over the keys of -2 g * (q - k)\ngrad_k = sum over the queries of 2 g * (q - k)",
     "bilinear": "grad_q = sum over the keys of g * W k\ngrad_k = sum over the queries of g * q W\n"
     "grad_score_weight = sum over all pairs of g * outer(q, k)",
@@ -36,16 +42,37 @@ _SCORES = {  # of other scores than 'dot': a query q, a key k, and g = scale * g
 
 @np.errstate(all="ignore")
 def backward_steps(trace: Intermediates, grads: Mapping[str, Array]) -> tuple[TraceStep, ...]:
-    """Return the steps from 8 to 1 of a trace and its gradients; notes give the numbers of the first input."""
-    rows = {name: as_rows(grad, trace.convention) for name, grad in grads.items()}
+    """Return the steps from 8 to 1 of a trace and its gradients."""
+    example = _choose(trace, grads)
     return (
         _start(trace, grads),
-        _through_sum(trace, rows),
-        _through_products(trace, grads, rows),
-        _through_weights(trace, grads, rows),
-        _through_scores(trace, grads, rows),
-        *_through_projections(trace, grads, rows),
+        _sum_backward(trace, example),
+        _products_backward(trace, grads, example),
+        _weights_backward(trace, grads, example),
+        _scores_backward(trace, grads, example),
+        *_projections_backward(trace, grads, example),
     )
+
+
+class _Example(NamedTuple):
+    """The query i and the key j of the notes, the gradients in the row convention, and whether i attends to j."""
+
+    i: int
+    j: int
+    rows: dict[str, Array]
+    name: str
+    attends: bool
+
+
+def _choose(trace: Intermediates, grads: Mapping[str, Array]) -> _Example:
+    """Choose the first query that attends to two keys or more, else the first of all; and its first key."""
+    seen = trace.in_rows("scores") != -np.inf
+    if trace.visible is not None:
+        seen = seen & trace.in_rows("visible")
+    i = int(np.argmax(seen.sum(axis=1) > 1))
+    j = int(np.argmax(seen[i]))
+    rows = {name: as_rows(grad, trace.convention) for name, grad in grads.items()}
+    return _Example(i, j, rows, name_input(trace, i), bool(seen[i, j]))
 
 
 def _pick(grads: Mapping[str, Array], *names: str) -> dict[str, Array]:
@@ -57,7 +84,7 @@ def _sum_text(factors: Iterable[float], vectors: Array) -> str:
     terms = [
         f"{_factor(factor)} * {vector_text(vector)}" for factor, vector in zip(factors, vectors, strict=True) if factor
     ]
-    return " + ".join(terms[:_MAX_TERMS] + ["..."] * (len(terms) > _MAX_TERMS)) or "nothing"
+    return " + ".join(terms[:_MAX_TERMS] + ["..."] * (len(terms) > _MAX_TERMS)) or "0"
 
 
 def _dot_text(left: Array, right: Array) -> str:
@@ -72,117 +99,139 @@ def _factor(x: float) -> str:
 
 def _start(trace: Intermediates, grads: Mapping[str, Array]) -> TraceStep:
     note = (
-        "Each number says how much the loss grows when that number of the outputs grows by 1, to first order.\n"
+        "Each number says how fast the loss grows with that number of the outputs.\n"
         "All other gradients follow from these by the chain rule."
     )
     return make_step(trace, 8, "Start from the outputs' gradients", "", _pick(grads, "grad_outputs"), note)
 
 
-def _through_sum(trace: Intermediates, rows: Mapping[str, Array]) -> TraceStep:
-    count = len(trace.in_rows("keys"))
+def _sum_backward(trace: Intermediates, example: _Example) -> TraceStep:
     note = (
-        f"I{name_input(trace, 0)[1:]}: its output is the sum of {count} weighted values, so that each of them "
-        f"has the gradient of the output, {vector_text(rows['grad_outputs'][0])}."
+        f"The output of {name_input(trace, 0)} is the sum of {len(trace.in_rows('keys'))} weighted values.\n"
+        f"Each of them has the gradient of that output: {vector_text(example.rows['grad_outputs'][0])}."
     )
-    return make_step(
-        trace, 7, "Back through the sum", "grad_weighted_values[j] = grad_output, for every key j", {}, note
-    )
+    formula = "grad_weighted_values[j] = grad_output, for every key j"
+    return make_step(trace, 7, "Back through the sum", formula, {}, note)
 
 
-def _through_products(trace: Intermediates, grads: Mapping[str, Array], rows: Mapping[str, Array]) -> TraceStep:
+def _products_backward(trace: Intermediates, grads: Mapping[str, Array], example: _Example) -> TraceStep:
+    i, j, rows, name, attends = example
     formula = "grad_values = weights.T @ grad_outputs\ngrad_weights = grad_outputs @ values.T"
     if trace.convention == "column":
         formula = "grad_values = grad_outputs @ weights.T\ngrad_weights = values.T @ grad_outputs"
-    weights, values, outputs = trace.in_rows("weights"), trace.in_rows("values"), rows["grad_outputs"]
-    terms = _sum_text(weights[:, 0].tolist(), outputs)
+    if trace.visible is not None or not attends:
+        formula += ", and 0 where masked"
+    weights, value, outputs = trace.in_rows("weights"), trace.in_rows("values")[j], rows["grad_outputs"]
+    product = f"{vector_text(outputs[i])} . {vector_text(value)}" if attends else "hidden by the mask"
     note = (
-        f"value 1, over all queries: {terms} = {vector_text(rows['grad_values'][0])}\n"
-        f"weight of key 1 for {name_input(trace, 0)}: {vector_text(outputs[0])} . {vector_text(values[0])} = "
-        f"{number_text(rows['grad_weights'][0, 0])}"
+        f"value {j + 1}, over all queries: {_sum_text(weights[:, j].tolist(), outputs)} = "
+        f"{vector_text(rows['grad_values'][j])}\n"
+        f"weight of key {j + 1} for {name}: {product} = {number_text(rows['grad_weights'][i, j])}"
     )
     arrays = _pick(grads, "grad_values", "grad_weights")
     return make_step(trace, 6, "Back through the products: values and weights", formula, arrays, note)
 
 
-def _through_weights(trace: Intermediates, grads: Mapping[str, Array], rows: Mapping[str, Array]) -> TraceStep:
-    weights, of_weights, of_scores = trace.in_rows("weights")[0], rows["grad_weights"][0], rows["grad_scores"][0]
-    weight, grad = _factor(weights[0]), number_text(of_weights[0])
-    lines = []
-    if trace.normalize == "softmax":
-        delta = number_text(rows["delta"][0, 0])
-        lines += [f"{name_input(trace, 0)}: delta = {_dot_text(weights, of_weights)} = {delta}"]
-        lines += [f"key 1: {weight} * ({grad} - {_factor(rows['delta'][0, 0])}) = {number_text(of_scores[0])}"]
+def _weights_backward(trace: Intermediates, grads: Mapping[str, Array], example: _Example) -> TraceStep:
+    i, j, rows, name, attends = example
+    weights, grad_weights, grad_scores = trace.in_rows("weights")[i], rows["grad_weights"][i], rows["grad_scores"][i]
+    weight, grad, result = _factor(weights[j]), number_text(grad_weights[j]), number_text(grad_scores[j])
+    if not attends:
+        note = f"{name}: every key is hidden by the mask, and the gradients of its scores are 0."
+    elif trace.normalize == "softmax":
+        delta = rows["delta"][i, 0]
         line = "row" if trace.convention == "row" else "column"
-        lines += [f"Each {line} sums to 0: adding one number to all scores of a query does not change its weights."]
+        note = (
+            f"{name}: delta = {_dot_text(weights, grad_weights)} = {number_text(delta)}\n"
+            f"key {j + 1}: {weight} * ({grad} - {_factor(delta)}) = {result}\n"
+            f"Each {line} sums to 0: adding one number to all scores of a query does not change its weights."
+        )
     elif trace.normalize == "sigmoid":
-        lines += [f"{name_input(trace, 0)}, key 1: {weight} * (1 - {weight}) * {grad} = {number_text(of_scores[0])}"]
+        note = f"{name}, key {j + 1}: {weight} * (1 - {weight}) * {grad} = {result}"
     else:
-        above = int((weights > 0).sum())
-        lines += [
-            f"{name_input(trace, 0)}: {above} of {len(weights)} weights are above 0, "
-            f"delta = {number_text(rows['delta'][0, 0])}, gradients {vector_text(of_scores)}"
-        ]
+        note = (
+            f"{name}: {int((weights > 0).sum())} of {len(weights)} weights are above 0, and "
+            f"delta = {number_text(rows['delta'][i, 0])}\ngradients of its scores: {vector_text(grad_scores)}"
+        )
     arrays = _pick(grads, "delta", "grad_scores", "grad_attn_bias")
-    return make_step(
-        trace, 5, f"Back through the {trace.normalize}: scores", _WEIGHTS[trace.normalize], arrays, "\n".join(lines)
-    )
+    return make_step(trace, 5, f"Back through the {trace.normalize}: scores", _WEIGHTS[trace.normalize], arrays, note)
 
 
-def _through_scores(trace: Intermediates, grads: Mapping[str, Array], rows: Mapping[str, Array]) -> TraceStep:
+def _scores_backward(trace: Intermediates, grads: Mapping[str, Array], example: _Example) -> TraceStep:
+    i, j, rows, name, _ = example
     arrays = _pick(grads, "grad_queries", "grad_keys", "grad_score_weight")
     if trace.scale != 1:
         arrays |= _pick(grads, "grad_scale")
-    of_query, of_key = rows["grad_queries"][0], rows["grad_keys"][0]
+    grad_query, grad_key = vector_text(rows["grad_queries"][i]), vector_text(rows["grad_keys"][j])
     if trace.score != "dot":
-        formula = _SCORES[trace.score]
-        note = f"query 1: {vector_text(of_query)}\nkey 1, over all queries: {vector_text(of_key)}"
+        formula = f"for a query q, a key k and g = scale * grad_score:\n{_SCORES[trace.score]}"
+        note = f"query of {name}: {grad_query}\nkey {j + 1}: {grad_key}"
     else:
         factor = "" if trace.scale == 1 else f"{number_text(trace.scale)} * "
         formula = f"grad_queries = {factor}grad_scores @ keys\ngrad_keys = {factor}grad_scores.T @ queries"
         if trace.convention == "column":
             formula = f"grad_queries = {factor}keys @ grad_scores\ngrad_keys = {factor}queries @ grad_scores.T"
-        scores, times = rows["grad_scores"], "scale * " * (trace.scale != 1)
-        sums = (
-            _sum_text(scores[0].tolist(), trace.in_rows("keys")),
-            _sum_text(scores[:, 0].tolist(), trace.in_rows("queries")),
-        )
-        for_query, for_key = (f"{times}({terms})" if times else terms for terms in sums)
-        note = f"query 1, over all keys: {for_query} = {vector_text(of_query)}\n"
-        note += f"key 1, over all queries: {for_key} = {vector_text(of_key)}"
+        scores = rows["grad_scores"]
+        sums = [
+            _sum_text(scores[i].tolist(), trace.in_rows("keys")),
+            _sum_text(scores[:, j].tolist(), trace.in_rows("queries")),
+        ]
+        for_query, for_key = sums if trace.scale == 1 else [f"scale * ({terms})" for terms in sums]
+        note = f"query of {name}, over all keys: {for_query} = {grad_query}\n"
+        note += f"key {j + 1}, over all queries: {for_key} = {grad_key}"
     if trace.scale != 1:
         formula += "\ngrad_scale = sum of grad_scores * scores before scaling"
     return make_step(trace, 4, "Back through the scores: queries and keys", formula, arrays, note)
 
 
-def _through_projections(
-    trace: Intermediates, grads: Mapping[str, Array], rows: Mapping[str, Array]
-) -> tuple[TraceStep, ...]:
-    titles = "Back through the projections: weight matrices", "What training does with them", "Back to the inputs"
+def _projections_backward(trace: Intermediates, grads: Mapping[str, Array], example: _Example) -> tuple[TraceStep, ...]:
+    titles = (
+        "Back through the projections: weight matrices",
+        "Move the weights against their gradients",
+        "Back to the inputs",
+    )
     if trace.x is None:
         note = "Not known: this trace starts from queries, keys and values."
         return tuple(make_step(trace, number, titles[3 - number], "", {}, note) for number in (3, 2, 1))
-    row, lines, descent, paths = trace.convention == "row", [], [], []
-    names = (("key", "keys"), ("query", "queries"), ("value", "values"))
-    for name, plural in names:
-        lines.append(f"grad_w_{name} = " + (f"x.T @ grad_{plural}" if row else f"grad_{plural} @ x.T"))
-        if f"grad_b_{name}" in grads:
-            lines.append(f"grad_b_{name} = sum of grad_{plural} over the inputs")
+    x, row, lines, descent, paths = trace.in_rows("x"), trace.convention == "row", [], [], []
+    for name, plural in _NAMES:
+        extra = len(example.rows[f"grad_{plural}"]) > len(x)  # MultiheadAttention's keys that come from no input
+        part = f"grad_{plural}" + (f"[:{len(x)}]" if row else f"[:, :{len(x)}]") * extra
+        lines.append(f"grad_w_{name} = " + (f"x.T @ {part}" if row else f"{part} @ x.T"))
         descent.append(f"w_{name} = w_{name} - learning_rate * grad_w_{name}")
-        paths.append(f"grad_{plural} @ w_{name}.T" if row else f"w_{name}.T @ grad_{plural}")
-    x, of_keys = trace.in_rows("x"), rows["grad_keys"]
-    weights = _pick(grads, *(f"grad_{kind}_{name}" for kind in "wb" for name, _ in names))
-    about_weights = (
-        f"w_key, from number 1 of x to number 1 of a key: {_dot_text(x[:, 0], of_keys[: len(x), 0])} = "
+        if f"grad_b_{name}" in grads:
+            lines.append(f"grad_b_{name} = sum of {part} over the inputs")
+            descent.append(f"b_{name} = b_{name} - learning_rate * grad_b_{name}")
+        paths.append(f"{part} @ w_{name}.T" if row else f"w_{name}.T @ {part}")
+    weights = _pick(grads, *(f"grad_{kind}_{name}" for kind in "wb" for name, _ in _NAMES))
+    about_descent = "A small enough step makes the loss smaller, unless all gradients are 0."
+    formulas = "\n".join(lines), "\n".join(descent), f"grad_x = {' + '.join(paths)}"
+    return (
+        make_step(trace, 3, titles[0], formulas[0], weights, _about_matrices(trace, example)),
+        make_step(trace, 2, titles[1], formulas[1], {}, about_descent),
+        make_step(trace, 1, titles[2], formulas[2], _pick(grads, "grad_x"), _about_input(trace, example)),
+    )
+
+
+def _about_matrices(trace: Intermediates, example: _Example) -> str:
+    x, rows = trace.in_rows("x"), example.rows
+    note = (
+        f"w_key, from number 1 of x to number 1 of a key: {_dot_text(x[:, 0], rows['grad_keys'][: len(x), 0])} = "
         f"{number_text(rows['grad_w_key'][0, 0])}"
     )
-    shares = [rows[f"grad_{plural}"][0] @ trace.in_rows(f"w_{name}").T for name, plural in names]
-    about_x = (
-        f"I{name_input(trace, 0)[1:]} counts three times, as it gives a key, a query and a value: "
-        f"{' + '.join(map(vector_text, shares))} = {vector_text(rows['grad_x'][0])}"
-    )
-    about_descent = "Gradient descent moves each weight against its gradient. A small step makes the loss smaller."
+    only_inputs = len(rows["grad_keys"]) == len(x)
+    if "grad_b_key" in rows and trace.score == "dot" and trace.normalize == "softmax" and only_inputs:
+        note += (
+            "\nb_key adds one number to all scores of a query, which does not change its weights: "
+            "its gradient is 0, but for rounding."
+        )
+    return note
+
+
+def _about_input(trace: Intermediates, example: _Example) -> str:
+    i, rows = example.i, example.rows
+    shares = [rows[f"grad_{plural}"][i] @ trace.in_rows(f"w_{name}").T for name, plural in _NAMES]
     return (
-        make_step(trace, 3, titles[0], "\n".join(lines), weights, about_weights),
-        make_step(trace, 2, titles[1], "\n".join(descent), {}, about_descent),
-        make_step(trace, 1, titles[2], f"grad_x = {' + '.join(paths)}", _pick(grads, "grad_x"), about_x),
+        f"The gradient of {example.name} is a sum, as it gives a key, a query and a value: "
+        f"{' + '.join(map(vector_text, shares))} = {vector_text(rows['grad_x'][i])}"
     )

@@ -20,7 +20,7 @@ const explain = function (root, describe) {
       const r = cell.parentNode.rowIndex - above, c = cell.cellIndex - before;
       const place = [rows ? +rows[r] : r, columns ? +columns[c] : c];
       if (place[0] < 0 || place[1] < 0) return null;
-      if (data.column) place.reverse();
+      if (data.column && !/score_weight$/.test(table.dataset.m)) place.reverse();  // it is the same in both conventions
       if (query !== null && table.dataset.m !== "weighted_values") place[0] = query;
       return {i: place[0], j: place[1], q: query};
     };

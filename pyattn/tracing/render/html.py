@@ -152,15 +152,15 @@ def new_id() -> str:
     return f"pyattn-{secrets.token_hex(6)}"
 
 
-def fragment(content: str, names: Sequence[str], page: bool = False, more: str = "") -> str:
+def fragment(
+    content: str, names: Sequence[str], page: bool = False, more: str = "", describe: str = "aboutForward"
+) -> str:
     """Add style and scripts, with one more. A script selects by id: a notebook may show one output in two views."""
     ids = ",".join(f"#{name}" for name in names)
-    start = {
-        "": "root=>explain(root,aboutForward)",
-        "edit.js": "function(root){const page=explain(root,aboutForward);if(page)edit(root,page);}",
-        "backward.js": "root=>explain(root,aboutBackward)",
-    }
-    call = f"document.querySelectorAll('{ids}').forEach({start[more]})"
+    start = f"root=>explain(root,{describe})"
+    if more == "edit.js":
+        start = f"function(root){{const page=explain(root,{describe});if(page)edit(root,page);}}"
+    call = f"document.querySelectorAll('{ids}').forEach({start})"
     source = f"<script>{{{script(*[more] * bool(more))}\n{call};}}</script>"
     classes = "pyattn pa-page" if page else "pyattn"
     return f'<div class="{classes}">\n<style>{style(page)}</style>\n{content}\n{source}\n</div>'
@@ -182,12 +182,12 @@ def _steps(
     return with_data(sections, data_of(trace, heads, editable), name, page, "pa-forward")
 
 
-def with_data(sections: Sequence[str], data: dict[str, Any], name: str, page: bool, classes: str) -> str:
+def with_data(sections: Sequence[str], data: dict[str, Any], name: str, page: bool, classes: str = "") -> str:
     """Put sections of steps and the data that the script needs into the element of a name."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     for character in "<>&":  # a token must not end the script
         text = text.replace(character, f"\\u{ord(character):04x}")
-    start = f'<div id="{name}" class="pa-steps {classes}">' if page else f'<div id="{name}">'
+    start = f'<div id="{name}" class="{f"pa-steps {classes}".rstrip()}">' if page else f'<div id="{name}">'
     return "\n".join([start, *sections, f'<script type="application/json">{text}</script>', "</div>"])
 
 
@@ -343,8 +343,9 @@ def data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[st
         arrays = {name: trace.in_rows(name) for name in names if getattr(trace, name) is not None}
         if trace.score_weight is not None:
             arrays["score_weight"] = np.atleast_2d(trace.score_weight)
-        matrices = embedded(arrays, trace, heads, "<f8" if editable else "<f4")
-        if matrices:
+        found = embedded(arrays, trace, heads, "<f8" if editable else "<f4")
+        if len(found) == len(arrays):
+            matrices = found
             break
     flags = _flags_of(trace) if matrices else None
     visible = None if flags is None else np.packbits(flags.T if trace.convention == "column" else flags)
@@ -366,13 +367,14 @@ def data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[st
 
 
 def embedded(
-    arrays: Mapping[str, npt.NDArray[Any]], trace: Intermediates, heads: int = 1, kind: str = "<f4"
+    arrays: Mapping[str, npt.NDArray[Any]], trace: Intermediates, heads: int = 1, kind: str = ""
 ) -> dict[str, Any]:
-    """Embed matrices in the row convention by name; none if they are too large for a page."""
+    """Embed matrices in the row convention by name, in their order, as many as fit; without a kind float64 if all do."""
     most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
-    if sum(16 / 3 * array.size for array in arrays.values()) > most:  # characters of base64 a float32
-        return {}
-    return {name: [*array.shape, _encoded(array.astype(kind))] for name, array in arrays.items()}
+    sizes = np.cumsum([16 / 3 * array.size for array in arrays.values()])  # characters of base64 a float32
+    kind = kind or ("<f8" if 2 * sizes[-1] <= most else "<f4")
+    fit = [name for name, size in zip(arrays, sizes, strict=True) if size <= most]
+    return {name: [*arrays[name].shape, _encoded(arrays[name].astype(kind))] for name in fit}
 
 
 def _encoded(array: npt.NDArray[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ __all__ = [
     "TraceStep",
     "concatenating",
     "eight_steps",
+    "labels_of",
     "make_step",
     "name_input",
     "projecting",
@@ -97,17 +98,23 @@ def make_step(
     note: str,
     query: int | None = None,
 ) -> TraceStep:
-    """Make a step for all queries or one, and find the tokens for the axes of its arrays."""
-    tokens, key_tokens = trace.tokens, trace.key_tokens
-    if tokens is not None and query is not None:
-        tokens = tokens[query : query + 1]
+    """Make a step for all queries or one."""
+    tokens = None if trace.tokens is None or query is None else trace.tokens[query : query + 1]
+    return TraceStep(number, title, formula, arrays, note, labels_of(trace, arrays, tokens))
+
+
+def labels_of(trace: Intermediates, names: Iterable[str], one: list[str] | None = None) -> dict[str, Labels]:
+    """Find the tokens for the axes of arrays, of all queries or of `one`."""
+    tokens, key_tokens = one or trace.tokens, trace.key_tokens
     known: dict[str, Labels] = dict.fromkeys(("x", "queries", "outputs", "concatenated"), (tokens, None))
     known |= dict.fromkeys(("keys", "values", "weighted_values"), (key_tokens, None))
-    known |= dict.fromkeys(("attn_bias", "scores", "weights"), (tokens, key_tokens)) | {"delta": (tokens, None)}
-    labels = {name: known.get(name.removeprefix("grad_"), (None, None)) for name in arrays}
+    known |= dict.fromkeys(("attn_bias", "scores", "visible", "weights"), (tokens, key_tokens)) | {
+        "delta": (tokens, None)
+    }
+    labels = {name: known.get(name.removeprefix("grad_"), (None, None)) for name in names}
     if trace.convention == "column":
         labels = {name: (columns, rows) for name, (rows, columns) in labels.items()}
-    return TraceStep(number, title, formula, arrays, note, labels)
+    return labels
 
 
 def _counted(count: int, noun: str) -> str:
