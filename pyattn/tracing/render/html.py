@@ -369,7 +369,7 @@ def data_of(trace: Intermediates, heads: int, editable: bool = False) -> dict[st
 def embedded(
     arrays: Mapping[str, npt.NDArray[Any]], trace: Intermediates, heads: int = 1, kind: str = ""
 ) -> dict[str, Any]:
-    """Embed matrices in the row convention by name, in their order, as many as fit; without a kind float64 if all do."""
+    """Embed matrices by name, in the row convention, as many as fit; without a kind in float64 if all do."""
     most = _CHARACTERS_PER_TOKEN * max(64, *trace.in_rows("scores").shape) // (1 if heads == 1 else 3 * heads // 2)
     sizes = np.cumsum([16 / 3 * array.size for array in arrays.values()])  # characters of base64 a float32
     kind = kind or ("<f8" if 2 * sizes[-1] <= most else "<f4")
