@@ -329,12 +329,11 @@ class Trace(Intermediates):
 class BackwardTrace:
     """Every gradient of one attention, from the outputs back to the inputs.
 
-    `Trace.backward` returns it. ``grad_x`` is the gradient of the trace's ``x``: how much the loss grows with each of
-    its numbers, to first order. All arrays are float64 and read-only, and have the shape of what they are the gradient
-    of. Printed, it is text; in a notebook, a page. Shapes below are those of ``convention="row"``; with
-    ``convention="column"`` every array but grad_score_weight is transposed. A query that attends to nothing has no
-    effect on any gradient. The gradients of x, weights and biases are None if the trace
-    comes from `pyattn.trace_attention`.
+    `Trace.backward` returns it. ``grad_x`` is the gradient of the trace's ``x``: how fast the loss grows with each of
+    its numbers. All arrays are float64 and read-only, and have the shape of what they are the gradient of. Printed, it
+    is text; in a notebook, a page. Shapes below are those of ``convention="row"``; with ``convention="column"`` every
+    array but grad_score_weight is transposed. A query that attends to nothing has no effect on any gradient. The
+    gradients of x, weights and biases are None if the trace comes from `pyattn.trace_attention`.
 
     Attributes
     ----------
