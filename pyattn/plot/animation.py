@@ -116,7 +116,8 @@ def _make_frames(
         return DecodingFrames(steps, row, source, vocabulary)
     if not hasattr(steps, "steps") or isinstance(steps, BackwardTrace):
         fix = "; choose a head, steps.heads[0]" if hasattr(steps, "heads") else ""
-        fix = "; pyattn.plot.steps draws gradients" if isinstance(steps, BackwardTrace) else fix
+        if isinstance(steps, BackwardTrace):
+            fix = "; pyattn.plot.steps draws gradients"
         raise TypeError(
             f"steps is of type {type(steps).__name__}, expected what pyattn.trace or pyattn.generate returns{fix}"
         )

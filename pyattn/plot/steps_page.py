@@ -13,6 +13,7 @@ from pyattn.plot.inputs import Array
 from pyattn.plot.page import CAPTION_SIZE, MatrixBox, Page, label_margin, measure_matrix
 from pyattn.plot.theme import figure_theme
 from pyattn.plot.trace_arrays import StepLike, TraceArrays, TraceLike, read_steps
+from pyattn.tracing.compute import PROJECTED
 from pyattn.tracing.render.text import number_text
 
 __all__ = ["MONO", "page_texts", "steps"]
@@ -196,8 +197,7 @@ class _Layout:
             alone: list[MatrixBox | _Sign] = [box for box in made.values() if id(box) not in shown]
             return [*rows, alone] if alone else rows
         if number == 3 and "x" in arrays.whole:
-            pairs = (("keys", "key"), ("queries", "query"), ("values", "value"))
-            return [self._projected(made[name], word) for name, word in pairs if name in made]
+            return [self._projected(made[name], word) for word, name in PROJECTED if name in made]
         if number == 4 and "scores" in made:
             return [self._scored(made)]
         if number == 5 and "weights" in made:
@@ -283,10 +283,10 @@ class _Layout:
             yield self._product(("grad_scores", False), ("keys", False), made["grad_queries"], word)
             yield self._product(("grad_scores", True), ("queries", False), made["grad_keys"], word)
         elif number == 3 and "grad_w_key" in made:
-            for name, plural in (("key", "keys"), ("query", "queries"), ("value", "values")):
+            for name, plural in PROJECTED:
                 yield self._product(("x", True), (f"grad_{plural}", False), made[f"grad_w_{name}"])
         elif number == 1 and "grad_x" in made:
-            for name, plural in (("key", "keys"), ("query", "queries")):
+            for name, plural in PROJECTED[:2]:
                 yield [*self._factors((f"grad_{plural}", False), (f"w_{name}", True)), _Sign("+")]
             yield self._product(("grad_values", False), ("w_value", True), made["grad_x"])
 

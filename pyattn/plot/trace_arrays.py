@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyattn.plot.inputs import Array, read_tokens
-from pyattn.tracing.render.text import number_text
+from pyattn.tracing.render.text import factor_text, number_text
 from pyattn.tracing.traces import BackwardTrace
 
 __all__ = ["StepLike", "TraceArrays", "TraceLike", "read_steps"]
@@ -158,17 +158,12 @@ class TraceArrays:
         bias = self.of_query("attn_bias", query).ravel().tolist() if "attn_bias" in self.whole else None
         lines = []
         for at, (key, score) in enumerate(zip(keys.tolist(), scores, strict=True)):
-            terms = " + ".join(f"{_factor(x)}×{_factor(y)}" for x, y in zip(numbers, key, strict=True))
+            terms = " + ".join(f"{factor_text(x)}×{factor_text(y)}" for x, y in zip(numbers, key, strict=True))
             if self.scale != 1:
                 terms = f"{number_text(self.scale)} × ({terms})"
             if bias is not None:
-                terms += f" + {_factor(bias[at])}"
+                terms += f" + {factor_text(bias[at])}"
             masked = score == -np.inf and (bias is None or bias[at] > -np.inf)
             result = "hidden by the mask" if masked else f"{terms} = {number_text(score)}"
             lines.append(f"score of key {at + 1}: {result}")
         return lines
-
-
-def _factor(x: float) -> str:
-    """Write a factor, a negative one in brackets."""
-    return f"({number_text(x)})" if x < 0 else number_text(x)

@@ -13,12 +13,24 @@ import pyattn.reference as reference
 from pyattn._util.typing import Convention, EmptyRows, Score
 from pyattn.tracing.weights import Normalize, normalize, round_rows
 
-__all__ = ["GIVEN", "Intermediates", "Options", "as_rows", "compute", "project", "weigh_values"]
+__all__ = [
+    "GIVEN",
+    "PROJECTED",
+    "Intermediates",
+    "Options",
+    "as_rows",
+    "compute",
+    "project",
+    "seen_pairs",
+    "weigh_values",
+]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 _MAX_BYTES = 2**28  # of weighted_values, which would take 8 GiB for 4,096 tokens with 64 features
+PROJECTED = (("key", "keys"), ("query", "queries"), ("value", "values"))
+"""What an input is projected to: the word in the names of weights, and the array of a trace."""
 GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
 
 
@@ -153,6 +165,12 @@ def compute(
             array.flags.writeable = False
             fields[name] = as_rows(array, options.convention)
     return fields | options._asdict()
+
+
+def seen_pairs(trace: Intermediates) -> Bools:
+    """Return which query attends to which key, (L, S): those that neither mask hides."""
+    seen = trace.in_rows("scores") != -np.inf
+    return np.asarray(seen if trace.visible is None else seen & trace.in_rows("visible"))
 
 
 @np.errstate(all="ignore")

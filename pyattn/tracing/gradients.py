@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn.reference as reference
-from pyattn.tracing.compute import Intermediates, as_rows
+from pyattn.tracing.compute import PROJECTED, Intermediates, as_rows, seen_pairs
 from pyattn.tracing.inputs import read_matrix
 
 __all__ = ["compute_gradients"]
 
 Array = npt.NDArray[np.float64]
-_NAMES = ("key", "query", "value")
 
 
 @np.errstate(all="ignore")
@@ -29,10 +28,8 @@ def compute_gradients(trace: Intermediates, grad_outputs: npt.ArrayLike) -> dict
     if given.shape != trace.in_rows("outputs").shape:
         shape = as_rows(given, trace.convention).shape
         raise ValueError(f"grad_outputs has shape {shape}; it must be {trace.outputs.shape}, the shape of outputs")
-    queries, keys, values, scores, weights = (
-        trace.in_rows(name) for name in ("queries", "keys", "values", "scores", "weights")
-    )
-    visible = np.asarray(scores != -np.inf) if trace.visible is None else trace.in_rows("visible") & (scores != -np.inf)
+    queries, keys, values, weights = (trace.in_rows(name) for name in ("queries", "keys", "values", "weights"))
+    visible = seen_pairs(trace)
     fields: dict[str, Any] = {"grad_outputs": given}
     fields["grad_values"] = reference.weighted_sum(weights.T, visible.T, given)
     fields["grad_weights"] = grad_weights = np.where(visible, given @ values.T, 0)
@@ -70,7 +67,7 @@ def _normalize_backward(
 def _projected(trace: Intermediates, grads: Mapping[str, npt.NDArray[Any]]) -> dict[str, Array | None]:
     """Return the gradients of x, weights and biases, in the row convention; None where there are none."""
     fields: dict[str, Array | None] = {"grad_x": None}
-    for name in _NAMES:
+    for name, _ in PROJECTED:
         fields[f"grad_w_{name}"] = fields[f"grad_b_{name}"] = None
         if trace.x is None:
             continue

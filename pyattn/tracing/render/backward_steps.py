@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyattn.tracing.compute import Intermediates, as_rows
+from pyattn.tracing.compute import PROJECTED, Intermediates, as_rows, seen_pairs
 from pyattn.tracing.render.steps import TraceStep, make_step, name_input
-from pyattn.tracing.render.text import number_text, vector_text
+from pyattn.tracing.render.text import factor_text, number_text, vector_text
 
 __all__ = ["backward_steps"]
 
 Array = npt.NDArray[np.float64]
-_NAMES = (("key", "keys"), ("query", "queries"), ("value", "values"))
 _MAX_TERMS = 4  # of a sum in a note
 
 _WEIGHTS = {
@@ -66,9 +65,7 @@ class _Example(NamedTuple):
 
 def _choose(trace: Intermediates, grads: Mapping[str, Array]) -> _Example:
     """Choose the first query that attends to two keys or more, else the first of all; and its first key."""
-    seen = trace.in_rows("scores") != -np.inf
-    if trace.visible is not None:
-        seen = seen & trace.in_rows("visible")
+    seen = seen_pairs(trace)
     i = int(np.argmax(seen.sum(axis=1) > 1))
     j = int(np.argmax(seen[i]))
     rows = {name: as_rows(grad, trace.convention) for name, grad in grads.items()}
@@ -82,19 +79,17 @@ def _pick(grads: Mapping[str, Array], *names: str) -> dict[str, Array]:
 def _sum_text(factors: Iterable[float], vectors: Array) -> str:
     """Write a sum of numbers times vectors, without the terms whose number is 0."""
     terms = [
-        f"{_factor(factor)} * {vector_text(vector)}" for factor, vector in zip(factors, vectors, strict=True) if factor
+        f"{factor_text(factor)} * {vector_text(vector)}"
+        for factor, vector in zip(factors, vectors, strict=True)
+        if factor
     ]
     return " + ".join(terms[:_MAX_TERMS] + ["..."] * (len(terms) > _MAX_TERMS)) or "0"
 
 
 def _dot_text(left: Array, right: Array) -> str:
     """Write a sum of products of numbers."""
-    terms = [f"{_factor(a)} * {_factor(b)}" for a, b in zip(left.tolist(), right.tolist(), strict=True)]
+    terms = [f"{factor_text(a)} * {factor_text(b)}" for a, b in zip(left.tolist(), right.tolist(), strict=True)]
     return " + ".join(terms[:_MAX_TERMS] + ["..."] * (len(terms) > _MAX_TERMS))
-
-
-def _factor(x: float) -> str:
-    return f"({number_text(x)})" if x < 0 else number_text(x)
 
 
 def _start(trace: Intermediates, grads: Mapping[str, Array]) -> TraceStep:
@@ -135,7 +130,7 @@ def _products_backward(trace: Intermediates, grads: Mapping[str, Array], example
 def _weights_backward(trace: Intermediates, grads: Mapping[str, Array], example: _Example) -> TraceStep:
     i, j, rows, name, attends = example
     weights, grad_weights, grad_scores = trace.in_rows("weights")[i], rows["grad_weights"][i], rows["grad_scores"][i]
-    weight, grad, result = _factor(weights[j]), number_text(grad_weights[j]), number_text(grad_scores[j])
+    weight, grad, result = factor_text(weights[j]), number_text(grad_weights[j]), number_text(grad_scores[j])
     if not attends:
         note = f"{name}: every key is hidden by the mask, and the gradients of its scores are 0."
     elif trace.normalize == "softmax":
@@ -143,7 +138,7 @@ def _weights_backward(trace: Intermediates, grads: Mapping[str, Array], example:
         line = "row" if trace.convention == "row" else "column"
         note = (
             f"{name}: delta = {_dot_text(weights, grad_weights)} = {number_text(delta)}\n"
-            f"key {j + 1}: {weight} * ({grad} - {_factor(delta)}) = {result}\n"
+            f"key {j + 1}: {weight} * ({grad} - {factor_text(delta)}) = {result}\n"
             f"Each {line} sums to 0: adding one number to all scores of a query does not change its weights."
         )
     elif trace.normalize == "sigmoid":
@@ -194,7 +189,7 @@ def _projections_backward(trace: Intermediates, grads: Mapping[str, Array], exam
         note = "Not known: this trace starts from queries, keys and values."
         return tuple(make_step(trace, number, titles[3 - number], "", {}, note) for number in (3, 2, 1))
     x, row, lines, descent, paths = trace.in_rows("x"), trace.convention == "row", [], [], []
-    for name, plural in _NAMES:
+    for name, plural in PROJECTED:
         extra = len(example.rows[f"grad_{plural}"]) > len(x)  # MultiheadAttention's keys that come from no input
         part = f"grad_{plural}" + (f"[:{len(x)}]" if row else f"[:, :{len(x)}]") * extra
         lines.append(f"grad_w_{name} = " + (f"x.T @ {part}" if row else f"{part} @ x.T"))
@@ -203,7 +198,7 @@ def _projections_backward(trace: Intermediates, grads: Mapping[str, Array], exam
             lines.append(f"grad_b_{name} = sum of {part} over the inputs")
             descent.append(f"b_{name} = b_{name} - learning_rate * grad_b_{name}")
         paths.append(f"{part} @ w_{name}.T" if row else f"w_{name}.T @ {part}")
-    weights = _pick(grads, *(f"grad_{kind}_{name}" for kind in "wb" for name, _ in _NAMES))
+    weights = _pick(grads, *(f"grad_{kind}_{name}" for kind in "wb" for name, _ in PROJECTED))
     about_descent = "A small enough step makes the loss smaller, unless all gradients are 0."
     formulas = "\n".join(lines), "\n".join(descent), f"grad_x = {' + '.join(paths)}"
     return (
@@ -230,7 +225,7 @@ def _about_matrices(trace: Intermediates, example: _Example) -> str:
 
 def _about_input(trace: Intermediates, example: _Example) -> str:
     i, rows = example.i, example.rows
-    shares = [rows[f"grad_{plural}"][i] @ trace.in_rows(f"w_{name}").T for name, plural in _NAMES]
+    shares = [rows[f"grad_{plural}"][i] @ trace.in_rows(f"w_{name}").T for name, plural in PROJECTED]
     return (
         f"The gradient of {example.name} is a sum, as it gives a key, a query and a value: "
         f"{' + '.join(map(vector_text, shares))} = {vector_text(rows['grad_x'][i])}"

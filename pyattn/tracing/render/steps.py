@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.arguments import as_index
-from pyattn.tracing.compute import Intermediates, as_rows, weigh_values
+from pyattn.tracing.compute import PROJECTED, Intermediates, as_rows, weigh_values
 from pyattn.tracing.render.text import cut, matrix_lines, number_text, vector_text
 
 __all__ = [
@@ -145,7 +145,7 @@ def _projecting(trace: Intermediates) -> tuple[TraceStep, ...]:
 
 def _projections(trace: Intermediates) -> str:
     lines = []
-    for name, plural in (("key", "keys"), ("query", "queries"), ("value", "values")):
+    for name, plural in PROJECTED:
         product = f"x @ w_{name}" if trace.convention == "row" else f"w_{name} @ x"
         bias = "" if getattr(trace, f"b_{name}") is None else f" + b_{name}"
         lines.append(f"{plural} = {product}{bias}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_SHOWN", "cut", "matrix_lines", "number_text", "part_of", "vector_text", "width_of"]
+__all__ = ["MAX_SHOWN", "cut", "factor_text", "matrix_lines", "number_text", "part_of", "vector_text", "width_of"]
 
 Array = npt.NDArray[np.float64]
 MAX_SHOWN = 12  # rows or columns; larger matrices show the first 6 and the last 3
@@ -28,6 +28,11 @@ def number_text(x: float, decimals: int | None = None) -> str:
     if not _TINY <= abs(x) < _HUGE:
         return f"{x:.1e}" if abs(x) < _TINY else f"{x:.4g}"
     return f"{x:.{_decimals_of(np.array([x])) if decimals is None else decimals}f}"
+
+
+def factor_text(x: float) -> str:
+    """Format a factor of a product, a negative one in brackets."""
+    return f"({number_text(x)})" if x < 0 else number_text(x)
 
 
 def _decimals_of(numbers: Array) -> int:
