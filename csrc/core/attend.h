@@ -143,6 +143,10 @@ int attn_is_finite_at(const char *at, attn_dtype dtype);
 ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *lengths, ptrdiff_t batch,
                          ptrdiff_t otherwise);
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
+/* The geometry of a block whose row and rows are set: visible keys, addresses of masks, counters of dropout. */
+void attn_place_block(attn_task *task, attn_block *block);
+/* Addresses of a block's rows in one array. */
+void attn_row_addresses(const attn_task *task, const attn_operand *operand, const attn_block *block, void **address);
 /* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone: what is not
  * finite in them is NaN, and redoing changes only that. */
 uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows);
@@ -165,10 +169,16 @@ void attn_forget_tiles(const attn_plan *plan, attn_block *block);
 void attn_add_nonfinite(const attn_task *task, const attn_block *block, uint64_t bits, ptrdiff_t from,
                         const int32_t *first, const int32_t *last, const void *bias, const void *weights);
 void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights);
+/* Fills task->drop_mask, unless all weights of the tile are kept or dropped. */
+attn_tile_kind attn_read_drops(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys);
 
 /* attention.c */
 /* Address of row `from`, a multiple of ATTN_BLOCK_KEYS. Clamped to the last page, as prefetches may run past it. */
 const char *attn_rows_at(const attn_source *source, const attn_operand *operand, ptrdiff_t from);
+/* Number of keys to compute in the block [from, to): up to the last one that any row sees; 0 if none. */
+int attn_keys_seen(const attn_problem *problem, const attn_block *block, ptrdiff_t from, ptrdiff_t to);
+/* What a task needs of its batch entry and group of heads to read masks, lengths and dropout. */
+void attn_place_task(const attn_plan *plan, ptrdiff_t batch, ptrdiff_t group, attn_task *task);
 ptrdiff_t attn_task_of(const attn_plan *plan, ptrdiff_t number, ptrdiff_t part); /* task number of part `part` */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task);
 void attn_visible_keys(const attn_task *task, ptrdiff_t *from, ptrdiff_t *to); /* keys that some row of it sees */

@@ -68,8 +68,7 @@ static void *scores_of(const attn_task *task, const attn_block *block, ptrdiff_t
            (size_t)((plan->problem->key_start + from) % ATTN_CHUNK_KEYS / ATTN_BLOCK_KEYS) * plan->scores_bytes;
 }
 
-/* Number of keys to compute in the block [from, to): up to the last one that any row sees; 0 if none. */
-static int keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
+int attn_keys_seen(const attn_problem *p, const attn_block *block, ptrdiff_t from, ptrdiff_t to)
 {
     const int keys = to - from < ATTN_BLOCK_KEYS ? (int)(to - from) : ATTN_BLOCK_KEYS;
     if (from + keys > p->maskable_len) return keys;
@@ -168,7 +167,7 @@ static void decode_chunk(attn_task *task, const attn_block *block, ptrdiff_t fro
 {
     const attn_problem *p = task->plan->problem;
     for (; from < to; from += ATTN_BLOCK_KEYS) {
-        const int keys = keys_seen(p, block, from, to);
+        const int keys = attn_keys_seen(p, block, from, to);
         if (keys == 0 || attn_tile_is_masked(task, block, from, keys)) continue;
         const attn_key_block key = keys_of(task, from, keys);
         task->plan->score->decode(task, block, &key, keys, scores_of(task, block, from));
@@ -188,7 +187,7 @@ void attn_walk_chunk(attn_task *task, ptrdiff_t from, ptrdiff_t to)
         if (!plan->decode && attn_should_stop(task->job, task->worker)) return; /* long rows make long chunks */
         for (int n = 0; n < task->count; n++) {
             attn_block *block = &task->blocks[n];
-            const int seen = keys_seen(p, block, from, to);
+            const int seen = attn_keys_seen(p, block, from, to);
             if (seen == 0) continue;
             if (value.data == NULL) {
                 if (!plan->decode) key = keys_of(task, from, keys);
@@ -272,6 +271,19 @@ static attn_source source_of(const attn_problem *p, const attn_operand *operand,
                          .offset = in_page + head * operand->head};
 }
 
+void attn_place_task(const attn_plan *plan, ptrdiff_t batch, ptrdiff_t group, attn_task *task)
+{
+    const attn_problem *p = plan->problem;
+    task->plan = plan;
+    task->batch = batch;
+    task->group = group;
+    task->keep_prob =
+        p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */
+    if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
+    task->key_length = attn_length_of(p, &p->key_lengths, batch, p->maskable_len);
+    task->query_length = attn_length_of(p, &p->query_lengths, batch, p->q_len);
+}
+
 /* Tasks are numbered by batch entry, by group of heads, then by super-block in reverse: in causal attention the last
  * super-block is the largest. Returns the first block's number. */
 ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, attn_job *job, attn_task *task)
@@ -281,19 +293,13 @@ ptrdiff_t attn_begin_task(const attn_plan *plan, ptrdiff_t number, int worker, a
     const ptrdiff_t first = (plan->tasks_per_group - 1 - block) * plan->blocks_per_task;
 
     attn_layout_scratch(plan, plan->scratch + (size_t)worker * plan->worker_bytes, task);
-    task->plan = plan;
     task->job = job;
     task->worker = worker;
     task->redoes = 0;
     task->knows_nonfinite = 0;
     task->factor = 1;
-    task->keep_prob =
-        p->dropout_p < 1 ? 1 - p->dropout_p : (double)INFINITY; /* p = 1: outputs are 0 instead of 0 / 0 */
-    if (p->drops) task->dropout = attn_dropout_of(p->dropout_p, p->dropout_seed);
-    task->batch = attn_fast_div(unit, plan->groups);
-    task->group = unit - task->batch * plan->groups;
-    task->key_length = attn_length_of(p, &p->key_lengths, task->batch, p->maskable_len);
-    task->query_length = attn_length_of(p, &p->query_lengths, task->batch, p->q_len);
+    const ptrdiff_t batch = attn_fast_div(unit, plan->groups);
+    attn_place_task(plan, batch, unit - batch * plan->groups, task);
     const ptrdiff_t head = task->group * p->group;
     task->key = source_of(p, &p->key, task->batch, attn_fast_div(head, p->key_group), 0);
     task->value = source_of(p, &p->value, task->batch, attn_fast_div(head, p->value_group),

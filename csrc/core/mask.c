@@ -206,20 +206,23 @@ attn_tile_kind attn_read_masks(const attn_task *task, const attn_block *block, p
     return tile->kind;
 }
 
-/* Sets dropped weights to 0. The rows' sums already include them, as dropout comes after the softmax. */
-void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights)
+attn_tile_kind attn_read_drops(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const tile_steps step = steps_of(plan, block);
-    const size_t bytes = (size_t)(tile_size(plan, block, keys) * plan->kernels->size);
-    if (p->masks[ATTN_KEEP].data) {
-        const attn_tile_kind kind = read_tile(task, block, ATTN_KEEP, from, keys, 1, task->drop_mask);
-        if (kind == ATTN_TILE_MASKED) memset(weights, 0, bytes);
-        if (kind != ATTN_TILE_MIXED) return;
-    } else {
-        plan->kernels->drop_mask_tile(&task->dropout, block->rows, keys, block->query, block->unit,
-                                      (uint32_t)((p->key_start + from) / 4), task->drop_mask, step.row, step.key);
-    }
-    plan->kernels->drop_weights(tile_size(plan, block, keys), task->drop_mask, weights);
+    if (p->masks[ATTN_KEEP].data) return read_tile(task, block, ATTN_KEEP, from, keys, 1, task->drop_mask);
+    plan->kernels->drop_mask_tile(&task->dropout, block->rows, keys, block->query, block->unit,
+                                  (uint32_t)((p->key_start + from) / 4), task->drop_mask, step.row, step.key);
+    return ATTN_TILE_MIXED;
+}
+
+/* Sets dropped weights to 0. The rows' sums already include them, as dropout comes after the softmax. */
+void attn_drop(const attn_task *task, const attn_block *block, ptrdiff_t from, int keys, void *weights)
+{
+    const attn_plan *plan = task->plan;
+    const ptrdiff_t size = tile_size(plan, block, keys);
+    const attn_tile_kind kind = attn_read_drops(task, block, from, keys);
+    if (kind == ATTN_TILE_MASKED) memset(weights, 0, (size_t)(size * plan->kernels->size));
+    if (kind == ATTN_TILE_MIXED) plan->kernels->drop_weights(size, task->drop_mask, weights);
 }

@@ -40,8 +40,7 @@ static row_place place_of(const attn_task *task, ptrdiff_t row)
     return (row_place){task->group * p->group + head, row - head * p->q_len};
 }
 
-/* Addresses of a block's rows in one array. */
-static void row_addresses(const attn_task *task, const attn_operand *operand, const attn_block *block, void **address)
+void attn_row_addresses(const attn_task *task, const attn_operand *operand, const attn_block *block, void **address)
 {
     const attn_problem *p = task->plan->problem;
     row_place at = place_of(task, block->row);
@@ -71,7 +70,7 @@ static void limit_block(attn_task *task, attn_block *block)
     const attn_problem *p = task->plan->problem;
     ptrdiff_t i = place_of(task, block->row).i;
     void *limits[ATTN_MAX_WIDTH];
-    if (p->key_limits.data) row_addresses(task, &p->key_limits, block, limits);
+    if (p->key_limits.data) attn_row_addresses(task, &p->key_limits, block, limits);
     block->min_first = block->min_last = PTRDIFF_MAX;
     block->max_first = block->max_last = 0;
     for (int r = 0; r < block->rows; r++) {
@@ -105,13 +104,22 @@ static void name_rows(const attn_task *task, attn_block *block)
     }
 }
 
+void attn_place_block(attn_task *task, attn_block *block)
+{
+    const attn_problem *p = task->plan->problem;
+    limit_block(task, block);
+    for (int which = 0; which < ATTN_MASKS; which++)
+        if (p->masks[which].data) attn_row_addresses(task, &p->masks[which], block, block->mask[which]);
+    if (p->drops && p->masks[ATTN_KEEP].data == NULL) name_rows(task, block);
+}
+
 /* Rows of queries as contiguous reals: in place, or gathered and prepared for the score function. */
 static void query_rows(const attn_task *task, attn_block *block, void **query)
 {
     const attn_plan *plan = task->plan;
     const attn_problem *p = plan->problem;
     const attn_kernels *k = plan->kernels;
-    row_addresses(task, &p->query, block, query);
+    attn_row_addresses(task, &p->query, block, query);
     if (!plan->gather_queries) return;
     attn_load_rows(k, p->query.dtype, block->rows, p->head_dim, p->query.column, plan->features, query,
                    task->query_rows);
@@ -139,11 +147,8 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     block->vectors = plan->decode ? 0 : (int)attn_ceil_div(block->rows, k->lanes);
     block->chunk_begun = block->running_begun = block->masked = 0;
 
-    /* 2. visible keys */
-    limit_block(task, block);
-    for (int which = 0; which < ATTN_MASKS; which++)
-        if (p->masks[which].data) row_addresses(task, &p->masks[which], block, block->mask[which]);
-    if (p->drops && p->masks[ATTN_KEEP].data == NULL) name_rows(task, block);
+    /* 2. visible keys, masks */
+    attn_place_block(task, block);
 
     /* 3. packed queries */
     query_rows(task, block, query);
@@ -334,10 +339,10 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
 
     if (!block->running_begun) memset(block->running_state.sum, 0, (size_t)(block->rows * plan->kernels->size));
     if (p->lse.data) {
-        row_addresses(task, &p->lse, block, output);
+        attn_row_addresses(task, &p->lse, block, output);
         for (int r = 0; r < block->rows; r++) store_lse(p, block, r, output[r]);
     }
-    row_addresses(task, &p->output, block, stored);
+    attn_row_addresses(task, &p->output, block, stored);
     for (int r = 0; r < block->rows; r++) { /* aside: in a state that is not needed now */
         void *aside = (char *)block->chunk_state.out + (size_t)(r * plan->columns * plan->kernels->size);
         output[r] = !(rows >> r & 1) ? NULL : rounds || task->redoes ? aside : stored[r];
@@ -391,7 +396,7 @@ void attn_finish_weights(attn_task *task, const attn_block *block)
     const int rounds = attn_is_half(p->weights.dtype);
     void *output[ATTN_MAX_WIDTH], *row[ATTN_MAX_WIDTH];
 
-    row_addresses(task, &p->weights, block, output);
+    attn_row_addresses(task, &p->weights, block, output);
     if (!p->average && !rounds) {
         write_weights(task, block, output);
         return;

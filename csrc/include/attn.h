@@ -141,6 +141,30 @@ ATTN_API attn_status attn_attention_shapes(const attn_args *args, attn_shapes *s
 ATTN_API attn_status attn_attention(const attn_args *args, attn_tensor output, attn_tensor weights, attn_tensor lse,
                                     attn_error *error);
 
+/* Gradients of attention. The forward call had the arguments `attention`, without a cache, and gave output and lse; a
+ * dropout_seed, or keep_mask, is that of the forward call. grad_output has output's shape, grad_lse lse's; grad_lse may
+ * be left out. */
+typedef struct {
+    attn_args attention;
+    attn_tensor grad_output, output, lse, grad_lse;
+} attn_backward_args;
+
+/* Where the gradients go that are wanted; the others are left out. query, key, value and mask have the shapes of the
+ * arguments, summed over the axes that these broadcast; mask is float. All are float64 for float64, else float32, with
+ * a contiguous last axis. */
+typedef struct {
+    attn_tensor query, key, value, mask;
+    double *scale;
+} attn_gradients;
+
+/* Checks every rule; computes nothing. */
+ATTN_API attn_status attn_check_backward(const attn_backward_args *args, const attn_gradients *gradients,
+                                         attn_error *error);
+
+/* Computes the gradients, bit-identical for any number of threads. A hidden pair adds nothing, even if it holds NaN. */
+ATTN_API attn_status attn_attention_backward(const attn_backward_args *args, const attn_gradients *gradients,
+                                             attn_error *error);
+
 /* Writes the first count[b] rows of key and value (count == NULL: all) to positions first[b], first[b] + 1 ... of batch
  * entry b. key is (batches, kv_heads, new, head_dim), value (batches, kv_heads, new, v_dim), or in the other layout.
  * The pages must exist; cache->length is ignored. */

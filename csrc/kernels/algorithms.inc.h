@@ -14,6 +14,7 @@
 #include "activation.inc.h"
 #include "additive.inc.h"
 #include "softmax.inc.h"
+#include "softmax_backward.inc.h"
 #include "decode.inc.h"
 #include "pack.inc.h"
 #include "value.inc.h"
@@ -45,6 +46,7 @@ static const attn_kernels K(kernels) = {
     .distance_block = K(distance_block),
     .additive_block = K(additive_block),
     .softmax_block = K(softmax_block),
+    .softmax_backward = K(softmax_backward),
     .value_block = K(value_block),
     .finite_values = K(finite_values),
     .decode_scores = K(decode_scores),

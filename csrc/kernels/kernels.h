@@ -90,6 +90,11 @@ typedef struct {
 
 static const attn_score_epilogue attn_no_epilogue = {.bias = NULL};
 
+/* What softmax_backward needs of its rows: weight = factor * 2^(score - shift); the sum of weight * upstream gradient. */
+typedef struct {
+    const void *shift, *factor, *delta;
+} attn_softmax_rows;
+
 /* A tile of a weight that lies as (inner, features), and where its packed copy goes: ATTN_FOLD_FEATURES *
  * ATTN_TILE_FEATURES reals at most. */
 typedef struct {
@@ -163,6 +168,13 @@ typedef struct {
     void (*softmax_block)(int vectors, int keys, void *scores, const void *maximum, attn_state *state,
                           void *correction);
 
+    /* From scores without epilogue and the gradient `upstream` of their weights, both (keys, lanes): the weights, times
+     * `kept` or dropped, and the gradients of the scores; 0 where a pair is hidden. `kept` divides by 1 - dropout_p.
+     * bias, drop_mask and the results have rows of `stride` reals, as these are parts of wider tiles. */
+    void (*softmax_backward)(int vectors, int keys, const void *scores, const void *upstream,
+                             const attn_score_epilogue *epilogue, const void *drop_mask, const attn_softmax_rows *rows,
+                             double kept, ptrdiff_t stride, void *weights, void *gradients);
+
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
      * weight(i, j) = weights[i * row_stride + j * key_stride], which is 0 outside [first, last) of its row unless first
      * is NULL. `begins`: out held nothing before. value holds reals or, in the kernels of float, halves; so do the keys
@@ -172,7 +184,7 @@ typedef struct {
                         const void *value, ptrdiff_t value_stride, const void *correction, int begins, void *out,
                         ptrdiff_t out_stride);
 
-    /* copy (keys, vectors * lanes) = value * factor, a power of two that is at most 1, with a zero of the same sign in
+    /* copy (keys, vectors * lanes) = value * factor, with a zero of the same sign in
      * place of NaN and infinities. Returns a bit for each key that has some. copy may be value. */
     uint64_t (*finite_values)(int keys, int vectors, const void *value, ptrdiff_t value_stride, double factor,
                               void *copy);

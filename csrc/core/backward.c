@@ -1,0 +1,754 @@
+/* Gradients of attention, from its output and logsumexp: weights are computed again, tile by tile.
+ *
+ *     weights    P = exp(scale Q K^T + mask - lse), dropped: W = keep P / (1 - dropout_p)
+ *     upstream   dP = keep (dO V^T) / (1 - dropout_p)
+ *     scores     dS = P (dP - delta),  delta = sum of dO O over a row, less its grad_lse
+ *     results    dV = W^T dO,  dK = scale dS^T Q,  dQ = scale dS K,  dmask = dS,  dscale = sum of dS Q K^T
+ *
+ * A tile is a block of keys and a block of ATTN_MAX_WIDTH queries, at every instruction-set level: sums over queries are
+ * cut at the same places. A task walks blocks of keys, and for each the blocks of queries, of one slice (batch entry and
+ * head) after the other. Each element of a gradient belongs to one task, so that it is summed in this order whatever
+ * the number of threads. Units are what tasks must not share: the slices that add to the same gradient.
+ *
+ * With enough units for the workers, a task computes all gradients of a unit, in five products a tile. Else two passes
+ * cut units further, along the keys for dK and dV and along the queries for dQ, in seven products.
+ */
+#include "backward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "attend.h"
+#include "dispatch.h"
+#include "error.h"
+#include "stored.h"
+
+#define LOG2E 1.4426950408889634
+
+enum { QUERIES = ATTN_MAX_WIDTH }; /* of a block; a multiple of every width */
+enum { WANTS_QUERY = 1, WANTS_KEY = 2, WANTS_MASK = 4 };
+
+/* A block of queries, with what the walk over keys needs of it. */
+typedef struct {
+    attn_block block;
+    void *packed, *packed_upstream;   /* of queries, times their factor, and of dO: for score_block, part by part */
+    void *rows, *upstream;            /* (QUERIES, columns): queries times the scale, and dO; finite */
+    uint64_t nonfinite, nonfinite_up; /* bits of the rows in which a NaN or an infinity was replaced */
+    void *shift, *factor, *delta;     /* (QUERIES): attn_softmax_rows */
+    void *sum;                        /* (QUERIES, columns): dQ */
+    int begun;                        /* sum holds something */
+} query_block;
+
+/* A block of keys and values, and the sums of their gradients. */
+typedef struct {
+    ptrdiff_t from;
+    int keys, read, begun;      /* read: it is in memory; begun: the sums hold something */
+    void *key, *scaled, *value; /* (keys, columns): as they are; finite, times the scale */
+    uint64_t nonfinite;         /* bits of the keys in which a NaN or an infinity was replaced */
+    void *key_sum, *value_sum;  /* (keys, columns): dK, dV */
+} key_block;
+
+/* Which slices go together, and how the pieces of a pass are cut. */
+typedef struct {
+    int wants;
+    int joined[ATTN_MAX_AXES];            /* batch axes that a unit runs along */
+    ptrdiff_t units, unit_batches, heads; /* batch entries and heads of a unit */
+    ptrdiff_t query_pieces, key_pieces;
+} attn_cut_units;
+
+typedef struct {
+    const attn_backward_problem *problem;
+    attn_plan plan; /* what reading masks needs */
+    attn_cut_units cut;
+    ptrdiff_t query_blocks, key_blocks;
+    ptrdiff_t keys_together;      /* key blocks for which a block of queries is read once */
+    ptrdiff_t columns, v_columns; /* head_dim and v_dim, padded to whole vectors */
+    double times;                 /* the scale; 1 where it is 0 */
+    int unscaled;                 /* the scale is 0, and so are the gradients of query and key */
+    double *scale_parts;          /* (slices, query_blocks), or NULL */
+    int workers;
+    size_t worker_bytes;
+    char *scratch;
+} backward_plan;
+
+/* One worker's view of the task at hand. */
+typedef struct {
+    const backward_plan *plan;
+    attn_task task;
+    query_block *queries;
+    ptrdiff_t head, first_query, last_query; /* blocks of queries */
+    void *scores, *upstream, *weights, *gradients, *ones;
+    key_block *keys; /* that walk together */
+} walk;
+
+/* A tile that has been computed: its masks, for rows that are not finite. */
+typedef struct {
+    ptrdiff_t from;
+    int keys;
+    ptrdiff_t width; /* reals of a row of the tile */
+    const void *bias;
+    int32_t first[ATTN_MAX_WIDTH], last[ATTN_MAX_WIDTH];
+} tile_place;
+
+static char *real_at(const backward_plan *plan, void *reals, ptrdiff_t n)
+{
+    return (char *)reals + n * plan->plan.kernels->size;
+}
+
+/* Rows --------------------------------------------------------------------------------------------------------------
+ */
+
+/* Loads a block's rows of an array as contiguous reals, at `to`. */
+static void load_rows(const walk *w, const attn_operand *operand, const attn_block *block, ptrdiff_t columns,
+                      ptrdiff_t padded, void *to)
+{
+    void *row[ATTN_MAX_WIDTH];
+    attn_row_addresses(&w->task, operand, block, row);
+    attn_load_rows(w->plan->plan.kernels, operand->dtype, block->rows, columns, operand->column, padded, row, to);
+}
+
+/* Packs rows for score_block: parts of up to ATTN_VECTORS vectors, one after the other. */
+static void pack_rows(const backward_plan *plan, const attn_block *block, ptrdiff_t features, ptrdiff_t padded,
+                      double factor, char *rows, char *packed)
+{
+    const attn_kernels *k = plan->plan.kernels;
+    for (int r = 0; r < block->rows; r += k->width) {
+        const void *row[ATTN_MAX_WIDTH];
+        const int count = (int)attn_min(block->rows - r, k->width), vectors = (int)attn_ceil_div(count, k->lanes);
+        for (int n = 0; n < count; n++) row[n] = rows + (r + n) * padded * k->size;
+        k->pack_queries(count, vectors, features, row, factor, packed + r * features * k->size);
+    }
+}
+
+/* Where 2^(score - lse) would not be exact enough: a logsumexp is rounded, and 2^(its error) is the error of all
+ * weights of its row. A mask of -1e9 on every key, say, leaves no digit. */
+static int is_coarse(double lse) { return fabs(lse) > 64 && isfinite(lse); }
+
+static void set_row(const backward_plan *plan, const query_block *q, int r, double shift, double factor)
+{
+    const int size = plan->plan.kernels->size;
+    attn_put_real(q->shift, r, size, shift);
+    const double left = attn_real_at(q->shift, r, size) - shift; /* what rounding the shift changed */
+    attn_put_real(q->factor, r, size, isfinite(left) ? factor * (1 + left * 0.6931471805599453) : factor);
+}
+
+/* The products of two rows of reals, in four sums. */
+static double dot(const void *a, const void *b, ptrdiff_t n, int size)
+{
+    double sum[4] = {0};
+    if (size == 4)
+        for (ptrdiff_t d = 0; d < n; d++) sum[d % 4] += (double)((const float *)a)[d] * (double)((const float *)b)[d];
+    else
+        for (ptrdiff_t d = 0; d < n; d++) sum[d % 4] += ((const double *)a)[d] * ((const double *)b)[d];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* Sets shift, factor and delta of a block's rows; returns whether a logsumexp is coarse. Overwrites a block of values. */
+static int begin_rows(const walk *w, const query_block *q)
+{
+    const backward_plan *plan = w->plan;
+    const attn_backward_problem *b = plan->problem;
+    const int size = plan->plan.kernels->size;
+    int coarse = 0;
+    void *lse[ATTN_MAX_WIDTH], *grad_lse[ATTN_MAX_WIDTH];
+    attn_row_addresses(&w->task, &b->lse, &q->block, lse);
+    if (b->grad_lse.data) attn_row_addresses(&w->task, &b->grad_lse, &q->block, grad_lse);
+    void *const output = w->keys[0].value;
+    load_rows(w, &b->output, &q->block, b->forward.v_dim, plan->v_columns, output);
+    for (int r = 0; r < q->block.rows; r++) {
+        const double sum = attn_real_at(lse[r], 0, size);
+        const double total = dot(real_at(plan, output, r * plan->v_columns),
+                                 real_at(plan, q->upstream, r * plan->v_columns), plan->v_columns, size);
+        attn_put_real(q->delta, r, size, b->grad_lse.data ? total - attn_real_at(grad_lse[r], 0, size) : total);
+        set_row(plan, q, r, sum == -(double)INFINITY ? 0 : sum * LOG2E, 1); /* such a row sees nothing */
+        coarse |= is_coarse(sum);
+    }
+    return coarse;
+}
+
+/* Reads, packs and places block `number` of the queries. Returns whether a logsumexp is coarse. */
+static int begin_block(walk *w, query_block *q, ptrdiff_t number)
+{
+    const backward_plan *plan = w->plan;
+    const attn_backward_problem *b = plan->problem;
+    const attn_problem *p = &b->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    attn_block *block = &q->block;
+    const ptrdiff_t i = number * QUERIES;
+    block->row = w->head % p->group * p->q_len + i;
+    block->rows = (int)attn_min(p->q_len - i, QUERIES);
+    block->vectors = (int)attn_ceil_div(block->rows, k->lanes);
+    attn_place_block(&w->task, block);
+
+    load_rows(w, &p->query, block, p->head_dim, plan->columns, q->rows);
+    pack_rows(plan, block, p->head_dim, plan->columns, attn_factor_of(p), q->rows, q->packed);
+    q->nonfinite =
+        k->finite_values(block->rows, (int)(plan->columns / k->lanes), q->rows, plan->columns, plan->times, q->rows);
+    load_rows(w, &b->grad_output, block, p->v_dim, plan->v_columns, q->upstream);
+    pack_rows(plan, block, p->v_dim, plan->v_columns, 1, q->upstream, q->packed_upstream);
+    const int coarse = begin_rows(w, q);
+    q->nonfinite_up =
+        k->finite_values(block->rows, (int)(plan->v_columns / k->lanes), q->upstream, plan->v_columns, 1, q->upstream);
+    q->begun = 0;
+    return coarse;
+}
+
+/* Tiles -------------------------------------------------------------------------------------------------------------
+ */
+
+/* Scores of a part of a block, without masks. */
+static void score_part(const walk *w, const query_block *q, int r, const void *key, int keys)
+{
+    const backward_plan *plan = w->plan;
+    const attn_kernels *k = plan->plan.kernels;
+    const ptrdiff_t features = plan->problem->forward.head_dim;
+    const int vectors = (int)attn_min(q->block.vectors - r / k->lanes, ATTN_VECTORS);
+    k->score_block(vectors, keys, features, real_at(plan, q->packed, r * features), key, plan->columns,
+                   &attn_no_epilogue, 0, w->scores, w->task.maximum);
+}
+
+/* Reads the masks of a tile. Returns 0 if no pair of it is visible. */
+static int place_tile(const walk *w, const query_block *q, ptrdiff_t from, int keys, tile_place *at,
+                      attn_score_epilogue *epilogue)
+{
+    const attn_problem *p = &w->plan->problem->forward;
+    const attn_block *block = &q->block;
+    void *bias;
+    at->from = from;
+    at->keys = keys;
+    at->width = (ptrdiff_t)block->vectors * w->plan->plan.kernels->lanes;
+    const attn_tile_kind kind = attn_read_masks(&w->task, block, from, keys, &bias);
+    if (kind == ATTN_TILE_MASKED) return 0;
+    if (kind == ATTN_TILE_FREE) bias = NULL;
+    int limited = from < block->max_first || from + keys > block->min_last;
+    attn_limit_keys(block, from, keys, at->first, at->last);
+    if (limited && from + keys > p->maskable_len) { /* visible keys are not one interval */
+        attn_limit_by_bias(&w->task, block, from, keys, at->first, at->last, bias != NULL);
+        bias = w->task.bias;
+        limited = 0;
+    }
+    at->bias = bias;
+    *epilogue = (attn_score_epilogue){.bias = bias, .first = limited ? at->first : NULL, .last = at->last};
+    return 1;
+}
+
+static int is_visible(const walk *w, const tile_place *at, int r, int n)
+{
+    return n >= at->first[r] && n < at->last[r] &&
+           !(at->bias && attn_real_at(at->bias, n * at->width + r, w->plan->plan.kernels->size) == -(double)INFINITY);
+}
+
+/* Weights, and gradients of scores, of a tile. Returns 0 if no pair of it is visible. */
+static int compute_tile(const walk *w, const query_block *q, const key_block *key, int keys, tile_place *at)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    attn_score_epilogue epilogue;
+    const void *drop_mask = NULL;
+    double kept = 1;
+    if (!place_tile(w, q, key->from, keys, at, &epilogue)) return 0;
+    if (p->drops) {
+        const attn_tile_kind kind = attn_read_drops(&w->task, &q->block, key->from, keys);
+        for (ptrdiff_t n = 0; kind == ATTN_TILE_MASKED && n < keys * at->width; n++)
+            attn_put_real(w->task.drop_mask, n, k->size, -(double)INFINITY);
+        kept = p->dropout_p == 1 ? 0 : 1 / (1 - p->dropout_p);
+        drop_mask = kind == ATTN_TILE_FREE ? NULL : w->task.drop_mask;
+    }
+    for (int r = 0; r < q->block.rows; r += k->width) {
+        const int vectors = (int)attn_min(q->block.vectors - r / k->lanes, ATTN_VECTORS);
+        const attn_softmax_rows rows = {real_at(plan, q->shift, r), real_at(plan, q->factor, r),
+                                        real_at(plan, q->delta, r)};
+        const attn_score_epilogue part = {.bias = at->bias ? (const char *)at->bias + r * k->size : NULL,
+                                          .first = epilogue.first ? epilogue.first + r : NULL,
+                                          .last = epilogue.last + r};
+        score_part(w, q, r, key->key, keys);
+        k->score_block(vectors, keys, p->v_dim, real_at(plan, q->packed_upstream, r * p->v_dim), key->value,
+                       plan->v_columns, &attn_no_epilogue, 0, w->upstream, w->task.maximum);
+        k->softmax_backward(vectors, keys, w->scores, w->upstream, &part,
+                            drop_mask ? (const char *)drop_mask + r * k->size : NULL, &rows, kept, at->width,
+                            real_at(plan, w->weights, r), real_at(plan, w->gradients, r));
+    }
+    return 1;
+}
+
+/* 2^x for x <= 0, with the same bits on every machine. */
+static double power_of_two(double x)
+{
+    double y;
+    attn_kernels_for(ATTN_F64)->exp2_array(1, &x, &y);
+    return y;
+}
+
+/* Takes the maximum and sum of coarse rows from their scores: all keys are walked once more. */
+static void find_sums(walk *w, query_block *q)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    const int size = k->size;
+    void *const rows = w->keys[0].key;
+    double most[QUERIES], sum[QUERIES] = {0};
+    for (int r = 0; r < QUERIES; r++) most[r] = -(double)INFINITY;
+    for (ptrdiff_t from = 0; from < p->kv_len; from += ATTN_BLOCK_KEYS) {
+        const int keys = attn_keys_seen(p, &q->block, from, p->kv_len);
+        tile_place at;
+        attn_score_epilogue epilogue;
+        if (keys == 0 || !place_tile(w, q, from, keys, &at, &epilogue)) continue;
+        const char *key = attn_rows_at(&w->task.key, &p->key, from);
+        k->load_block((attn_element)p->key.dtype, keys, p->head_dim, key, p->key.row, p->key.column, plan->columns,
+                      rows);
+        for (int part = 0; part < q->block.rows; part += k->width) {
+            const int lanes = k->lanes * (int)attn_min(q->block.vectors - part / k->lanes, ATTN_VECTORS);
+            score_part(w, q, part, rows, keys);
+            for (int r = part; r < q->block.rows && r < part + lanes; r++)
+                for (int n = 0; n < keys; n++) {
+                    if (!is_visible(w, &at, r, n)) continue;
+                    double s = attn_real_at(w->scores, n * lanes + r - part, size);
+                    if (at.bias) { /* rounded, as the kernels do */
+                        double rounded;
+                        attn_put_real(&rounded, 0, size, s + attn_real_at(at.bias, n * at.width + r, size));
+                        s = attn_real_at(&rounded, 0, size);
+                    }
+                    if (s > most[r]) {
+                        sum[r] *= power_of_two(most[r] - s);
+                        most[r] = s;
+                    }
+                    sum[r] += s == most[r] ? 1 : power_of_two(s - most[r]);
+                }
+        }
+    }
+    for (int r = 0; r < q->block.rows; r++) {
+        void *lse[ATTN_MAX_WIDTH];
+        attn_row_addresses(&w->task, &plan->problem->lse, &q->block, lse);
+        if (is_coarse(attn_real_at(lse[r], 0, size)) && sum[r] > 0) set_row(plan, q, r, most[r], 1 / sum[r]);
+    }
+}
+
+/* Sums --------------------------------------------------------------------------------------------------------------
+ */
+
+/* Adds to `sum` the products with those elements of an operand's rows that are not finite, which the kernels took as 0:
+ * only visible pairs get them. The tile has key n of query r at n * width + r. `rows`: the rows are those of queries, and
+ * the sums those of keys; else the opposite. */
+static void add_nonfinite(const walk *w, const query_block *q, const tile_place *at, uint64_t bits, int rows,
+                          const attn_operand *operand, ptrdiff_t columns, double times, const void *tile, void *sum,
+                          ptrdiff_t padded)
+{
+    const int size = w->plan->plan.kernels->size;
+    void *row[ATTN_MAX_WIDTH];
+    if (rows) attn_row_addresses(&w->task, operand, &q->block, row);
+    for (int n = 0; n < at->keys; n++)
+        for (int r = 0; r < q->block.rows; r++) {
+            if (!(bits >> (rows ? r : n) & 1) || !is_visible(w, at, r, n)) continue;
+            const char *from = rows ? row[r] : attn_rows_at(&w->task.key, operand, at->from) + n * operand->row;
+            const double weight = attn_real_at(tile, n * at->width + r, size);
+            for (ptrdiff_t d = 0; d < columns; d++) {
+                if (attn_is_finite_at(from + d * operand->column, operand->dtype)) continue;
+                const ptrdiff_t to = (rows ? n : r) * padded + d;
+                const double x = attn_stored_at(from + d * operand->column, operand->dtype);
+                attn_put_real(sum, to, size, attn_real_at(sum, to, size) + weight * x * times);
+            }
+        }
+}
+
+/* dV += W^T dO and dK += dS^T Q. */
+static void add_keys(const walk *w, const query_block *q, key_block *key, const tile_place *at)
+{
+    const backward_plan *plan = w->plan;
+    const attn_backward_problem *b = plan->problem;
+    const attn_kernels *k = plan->plan.kernels;
+    const int rows = q->block.rows;
+    if (b->value.data)
+        k->value_block(attn_reals(k), at->keys, rows, (int)(plan->v_columns / k->lanes), w->weights, at->width, 1, NULL,
+                       NULL, q->upstream, plan->v_columns, w->ones, 0, key->value_sum, plan->v_columns);
+    if (b->key.data)
+        k->value_block(attn_reals(k), at->keys, rows, (int)(plan->columns / k->lanes), w->gradients, at->width, 1, NULL,
+                       NULL, q->rows, plan->columns, w->ones, 0, key->key_sum, plan->columns);
+    if (q->nonfinite_up)
+        add_nonfinite(w, q, at, q->nonfinite_up, 1, &b->grad_output, b->forward.v_dim, 1, w->weights, key->value_sum,
+                      plan->v_columns);
+    if (q->nonfinite)
+        add_nonfinite(w, q, at, q->nonfinite, 1, &b->forward.query, b->forward.head_dim, plan->times, w->gradients,
+                      key->key_sum, plan->columns);
+    key->begun = 1;
+}
+
+/* dQ += dS K. */
+static void add_queries(const walk *w, query_block *q, const key_block *key, const tile_place *at)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    k->value_block(attn_reals(k), q->block.rows, at->keys, (int)(plan->columns / k->lanes), w->gradients, 1, at->width,
+                   NULL, NULL, key->scaled, plan->columns, w->ones, !q->begun, q->sum, plan->columns);
+    if (key->nonfinite)
+        add_nonfinite(w, q, at, key->nonfinite, 0, &p->key, p->head_dim, plan->times, w->gradients, q->sum,
+                      plan->columns);
+    q->begun = 1;
+}
+
+/* dmask += dS, summed over the axes that the mask broadcasts: within the tile first. */
+static void add_mask(const walk *w, const query_block *q, const tile_place *at)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_operand *mask = &plan->problem->mask;
+    const int size = plan->plan.kernels->size, keys = (int)attn_min(at->keys, p->maskable_len - at->from);
+    void *row[ATTN_MAX_WIDTH];
+    attn_row_addresses(&w->task, mask, &q->block, row);
+    const int all = mask->row == 0; /* one row for all queries */
+    for (int r = 0; r < (all ? 1 : q->block.rows); r++)
+        for (int n = 0; n < keys; n++) {
+            double sum = 0;
+            for (int i = r; i < (all ? q->block.rows : r + 1); i++)
+                sum += attn_real_at(w->gradients, n * at->width + i, size);
+            char *to = (char *)row[r] + (at->from + n) * mask->column;
+            attn_put_real(to, 0, size, attn_real_at(to, 0, size) + sum);
+        }
+}
+
+/* Adds sums to the rows of a gradient, `step` bytes apart. */
+static void add_rows(const attn_kernels *k, int rows, ptrdiff_t columns, const void *sum, ptrdiff_t padded, char *to,
+                     ptrdiff_t step)
+{
+    for (int n = 0; n < rows; n++, to += step)
+        k->scale_row(columns, (const char *)sum + n * padded * k->size, 1, to, to);
+}
+
+/* Slices ------------------------------------------------------------------------------------------------------------
+ */
+
+/* Reads a block of keys and values, and empties their sums. */
+static void begin_keys(const walk *w, key_block *key)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    if (key->read) return;
+    key->read = 1;
+    k->load_block((attn_element)p->key.dtype, key->keys, p->head_dim, attn_rows_at(&w->task.key, &p->key, key->from),
+                  p->key.row, p->key.column, plan->columns, key->key);
+    k->load_block((attn_element)p->value.dtype, key->keys, p->v_dim, attn_rows_at(&w->task.value, &p->value, key->from),
+                  p->value.row, p->value.column, plan->v_columns, key->value);
+    if (plan->cut.wants & WANTS_QUERY)
+        key->nonfinite = k->finite_values(key->keys, (int)(plan->columns / k->lanes), key->key, plan->columns,
+                                          plan->times, key->scaled);
+    if (plan->cut.wants & WANTS_KEY) {
+        memset(key->key_sum, 0, (size_t)(key->keys * plan->columns * k->size));
+        memset(key->value_sum, 0, (size_t)(key->keys * plan->v_columns * k->size));
+    }
+}
+
+static void end_keys(const walk *w, const key_block *key)
+{
+    const backward_plan *plan = w->plan;
+    const attn_backward_problem *b = plan->problem;
+    const attn_problem *p = &b->forward;
+    const attn_kernels *k = plan->plan.kernels;
+    if (!key->begun) return;
+    if (b->key.data && !plan->unscaled)
+        add_rows(k, key->keys, p->head_dim, key->key_sum, plan->columns,
+                 attn_part(p, &b->key, w->task.batch, w->head / p->key_group) + key->from * b->key.row, b->key.row);
+    if (b->value.data)
+        add_rows(k, key->keys, p->v_dim, key->value_sum, plan->v_columns,
+                 attn_part(p, &b->value, w->task.batch, w->head / p->value_group) + key->from * b->value.row,
+                 b->value.row);
+}
+
+static void end_queries(const walk *w, const query_block *q, ptrdiff_t number)
+{
+    const backward_plan *plan = w->plan;
+    const attn_backward_problem *b = plan->problem;
+    const attn_problem *p = &b->forward;
+    const int size = plan->plan.kernels->size;
+    void *row[ATTN_MAX_WIDTH];
+    if (!q->begun) return;
+    if (b->query.data && !plan->unscaled) {
+        attn_row_addresses(&w->task, &b->query, &q->block, row);
+        add_rows(plan->plan.kernels, q->block.rows, p->head_dim, q->sum, plan->columns, row[0], b->query.row);
+    }
+    if (plan->scale_parts == NULL) return;
+    const double sum = dot(q->rows, q->sum, q->block.rows * plan->columns, size);
+    plan->scale_parts[(w->task.batch * p->heads + w->head) * plan->query_blocks + number] =
+        q->nonfinite ? (double)NAN : sum / plan->times / plan->times;
+}
+
+/* All that one block of queries and one of keys add to the gradients. */
+static void walk_tile(walk *w, query_block *q, key_block *key)
+{
+    const attn_problem *p = &w->plan->problem->forward;
+    const int wants = w->plan->cut.wants, seen = attn_keys_seen(p, &q->block, key->from, p->kv_len);
+    tile_place at;
+    if (seen == 0) return;
+    begin_keys(w, key);
+    if (!compute_tile(w, q, key, seen, &at)) return;
+    if (wants & WANTS_KEY) add_keys(w, q, key, &at);
+    if (wants & WANTS_QUERY) add_queries(w, q, key, &at);
+    if (wants & WANTS_MASK) add_mask(w, q, &at);
+}
+
+/* One batch entry and head: its blocks of keys from first_key on, against its blocks of queries. Returns 0 if the task
+ * must stop. */
+static int walk_slice(walk *w, ptrdiff_t batch, ptrdiff_t head, ptrdiff_t first_key, ptrdiff_t last_key)
+{
+    const backward_plan *plan = w->plan;
+    const attn_problem *p = &plan->problem->forward;
+    const int wants = plan->cut.wants;
+    attn_place_task(&plan->plan, batch, head / p->group, &w->task);
+    w->head = head;
+    w->task.key = (attn_source){.first = attn_part(p, &p->key, batch, head / p->key_group)};
+    w->task.value = (attn_source){.first = attn_part(p, &p->value, batch, head / p->value_group)};
+    for (ptrdiff_t n = w->first_query; n < w->last_query; n++) {
+        if (attn_should_stop(w->task.job, w->task.worker)) return 0;
+        query_block *q = &w->queries[n - w->first_query];
+        if (begin_block(w, q, n)) find_sums(w, q);
+    }
+    for (ptrdiff_t first = first_key; first < last_key; first += plan->keys_together) {
+        const ptrdiff_t together = attn_min(last_key - first, plan->keys_together);
+        if (attn_should_stop(w->task.job, w->task.worker)) return 0;
+        for (ptrdiff_t n = 0; n < together; n++) {
+            key_block *key = &w->keys[n];
+            key->from = (first + n) * ATTN_BLOCK_KEYS;
+            key->keys = (int)attn_min(p->kv_len - key->from, ATTN_BLOCK_KEYS);
+            key->read = key->begun = 0;
+        }
+        for (ptrdiff_t n = 0; n < w->last_query - w->first_query; n++)
+            for (ptrdiff_t m = 0; m < together; m++) walk_tile(w, &w->queries[n], &w->keys[m]);
+        for (ptrdiff_t n = 0; n < together; n++) end_keys(w, &w->keys[n]);
+    }
+    for (ptrdiff_t n = w->first_query; n < w->last_query && wants & WANTS_QUERY; n++)
+        end_queries(w, &w->queries[n - w->first_query], n);
+    return 1;
+}
+
+/* The batch entry with coordinates `unit` along the axes that are not joined, and `inner` along those that are. */
+static ptrdiff_t batch_of(const backward_plan *plan, ptrdiff_t unit, ptrdiff_t inner)
+{
+    const attn_problem *p = &plan->problem->forward;
+    ptrdiff_t batch = 0, step = 1;
+    for (int axis = p->batch_axes - 1; axis >= 0; axis--) { /* the order of attn_part */
+        ptrdiff_t *const rest = plan->cut.joined[axis] ? &inner : &unit;
+        batch += *rest % p->batch_shape[axis] * step;
+        *rest /= p->batch_shape[axis];
+        step *= p->batch_shape[axis];
+    }
+    return batch;
+}
+
+static size_t layout_walk(const backward_plan *plan, char *memory, walk *w)
+{
+    const attn_problem *p = &plan->problem->forward;
+    const size_t size = (size_t)plan->plan.kernels->size, tile = (size_t)ATTN_BLOCK_KEYS * QUERIES * size;
+    const size_t key_bytes = attn_saturating_mul((size_t)plan->columns, ATTN_BLOCK_KEYS * size);
+    const size_t value_bytes = attn_saturating_mul((size_t)plan->v_columns, ATTN_BLOCK_KEYS * size);
+    const ptrdiff_t blocks = attn_ceil_div(plan->query_blocks, plan->cut.query_pieces);
+    size_t used = 0;
+    w->scores = attn_next_part(memory, &used, tile);
+    w->upstream = attn_next_part(memory, &used, tile);
+    w->weights = attn_next_part(memory, &used, tile);
+    w->gradients = attn_next_part(memory, &used, tile);
+    w->task.bias = attn_next_part(memory, &used, tile);
+    w->task.drop_mask = attn_next_part(memory, &used, tile);
+    w->task.maximum = attn_next_part(memory, &used, QUERIES * size);
+    w->ones = attn_next_part(memory, &used, ATTN_BLOCK_KEYS * size);
+    w->keys = attn_next_part(memory, &used, (size_t)plan->keys_together * sizeof *w->keys);
+    for (ptrdiff_t n = 0; n < plan->keys_together; n++) {
+        key_block unused, *key = memory ? &w->keys[n] : &unused;
+        key->key = attn_next_part(memory, &used, key_bytes);
+        key->scaled = attn_next_part(memory, &used, key_bytes);
+        key->key_sum = attn_next_part(memory, &used, key_bytes);
+        key->value = attn_next_part(memory, &used, value_bytes);
+        key->value_sum = attn_next_part(memory, &used, value_bytes);
+    }
+    w->queries = attn_next_part(memory, &used, attn_saturating_mul((size_t)blocks, sizeof *w->queries));
+    for (ptrdiff_t n = 0; n < blocks; n++) {
+        query_block unused, *q = memory ? &w->queries[n] : &unused;
+        const size_t row = QUERIES * size;
+        q->packed = attn_next_part(memory, &used, attn_saturating_mul((size_t)p->head_dim, row));
+        q->packed_upstream = attn_next_part(memory, &used, attn_saturating_mul((size_t)p->v_dim, row));
+        q->rows = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->columns, row));
+        q->upstream = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->v_columns, row));
+        q->sum = attn_next_part(memory, &used, attn_saturating_mul((size_t)plan->columns, row));
+        q->shift = attn_next_part(memory, &used, row);
+        q->factor = attn_next_part(memory, &used, row);
+        q->delta = attn_next_part(memory, &used, row);
+    }
+    return used;
+}
+
+static void walk_unit(void *context, ptrdiff_t number, int worker, attn_job *job)
+{
+    const backward_plan *plan = context;
+    const attn_problem *p = &plan->problem->forward;
+    const attn_cut_units *cut = &plan->cut;
+    const ptrdiff_t pieces = cut->query_pieces * cut->key_pieces, unit = number / pieces, piece = number % pieces;
+    const ptrdiff_t query = piece / cut->key_pieces, key = piece % cut->key_pieces;
+    const ptrdiff_t units_of_heads = p->heads / cut->heads;
+    walk w = {.plan = plan};
+    layout_walk(plan, plan->scratch + (size_t)worker * plan->worker_bytes, &w);
+    w.task.job = job;
+    w.task.worker = worker;
+    memset(w.task.maximum, 0, (size_t)(QUERIES * plan->plan.kernels->size));
+    for (int n = 0; n < ATTN_BLOCK_KEYS; n++) attn_put_real(w.ones, n, plan->plan.kernels->size, 1);
+    w.first_query = plan->query_blocks * query / cut->query_pieces;
+    w.last_query = plan->query_blocks * (query + 1) / cut->query_pieces;
+    for (ptrdiff_t n = 0; n < cut->unit_batches; n++)
+        for (ptrdiff_t head = 0; head < cut->heads; head++)
+            if (!walk_slice(&w, batch_of(plan, unit / units_of_heads, n), unit % units_of_heads * cut->heads + head,
+                            plan->key_blocks * key / cut->key_pieces, plan->key_blocks * (key + 1) / cut->key_pieces))
+                return;
+}
+
+/* Passes ------------------------------------------------------------------------------------------------------------
+ */
+
+static ptrdiff_t least_common_multiple(ptrdiff_t a, ptrdiff_t b)
+{
+    ptrdiff_t n = a;
+    while (n % b != 0) n += a;
+    return n;
+}
+
+/* Joins what adds to the same rows of a gradient. `heads`: query heads that share one of its heads. */
+static void join(const attn_problem *p, const attn_operand *gradient, ptrdiff_t heads, attn_cut_units *cut)
+{
+    if (gradient->data == NULL) return;
+    for (int axis = 0; axis < p->batch_axes; axis++)
+        cut->joined[axis] |= p->batch_shape[axis] > 1 && gradient->batch[axis] == 0;
+    cut->heads = least_common_multiple(cut->heads, gradient->head == 0 ? p->heads : heads);
+}
+
+static void cut_units(const backward_plan *plan, int wants, attn_cut_units *cut)
+{
+    const attn_backward_problem *b = plan->problem;
+    const attn_problem *p = &b->forward;
+    *cut = (attn_cut_units){.wants = wants, .heads = 1, .query_pieces = 1, .key_pieces = 1, .unit_batches = 1};
+    if (wants & WANTS_QUERY) join(p, &b->query, 1, cut);
+    if (wants & WANTS_KEY) join(p, &b->key, p->key_group, cut);
+    if (wants & WANTS_KEY) join(p, &b->value, p->value_group, cut);
+    if (wants & WANTS_MASK) join(p, &b->mask, 1, cut);
+    cut->units = p->heads / cut->heads;
+    for (int axis = 0; axis < p->batch_axes; axis++)
+        *(cut->joined[axis] ? &cut->unit_batches : &cut->units) *= p->batch_shape[axis];
+}
+
+/* Runs a pass over all units. */
+static attn_status run_pass(backward_plan *plan, attn_error *error)
+{
+    walk unused;
+    const ptrdiff_t tasks = plan->cut.units * plan->cut.query_pieces * plan->cut.key_pieces;
+    plan->worker_bytes = layout_walk(plan, NULL, &unused);
+    return attn_run_with_scratch("attention_backward", tasks, attn_workers(plan->workers, tasks), plan->worker_bytes,
+                                 &plan->scratch, walk_unit, plan, error);
+}
+
+/* The pieces of a unit that leave every worker some tasks. */
+static ptrdiff_t pieces_of(const backward_plan *plan, ptrdiff_t blocks)
+{
+    const ptrdiff_t enough = plan->workers > 1 ? 4 * (ptrdiff_t)plan->workers : 1;
+    return attn_max(1, attn_min(blocks, attn_ceil_div(enough, plan->cut.units)));
+}
+
+/* Whether whole units, in five products, keep the workers as busy as pieces in seven. */
+static int units_are_enough(const backward_plan *plan)
+{
+    const ptrdiff_t rounds = attn_ceil_div(plan->cut.units, plan->workers);
+    return 5 * rounds * plan->workers <= 7 * plan->cut.units;
+}
+
+static attn_status run_passes(backward_plan *plan, attn_error *error)
+{
+    const attn_backward_problem *b = plan->problem;
+    const int query = b->query.data || b->scale ? WANTS_QUERY : 0, key = b->key.data || b->value.data ? WANTS_KEY : 0;
+    attn_status status = ATTN_OK;
+    cut_units(plan, query | key, &plan->cut);
+    if (query && key && units_are_enough(plan)) {
+        status = run_pass(plan, error);
+    } else {
+        if (key) {
+            cut_units(plan, key, &plan->cut);
+            plan->cut.key_pieces = pieces_of(plan, plan->key_blocks);
+            status = run_pass(plan, error);
+        }
+        if (query && status == ATTN_OK) {
+            cut_units(plan, query, &plan->cut);
+            plan->cut.query_pieces = pieces_of(plan, plan->query_blocks);
+            status = run_pass(plan, error);
+        }
+    }
+    if (b->mask.data == NULL || status != ATTN_OK) return status;
+    cut_units(plan, WANTS_MASK, &plan->cut);
+    if (b->mask.row != 0)
+        plan->cut.query_pieces = pieces_of(plan, plan->query_blocks);
+    else if (b->mask.column != 0)
+        plan->cut.key_pieces = pieces_of(plan, plan->key_blocks);
+    return run_pass(plan, error);
+}
+
+/* As many as leave room in the L2 cache for a block of queries; a wide one does not pay. */
+static ptrdiff_t keys_together(const backward_plan *plan)
+{
+    enum { KEYS_BYTES = 320 << 10 };
+    const size_t columns = attn_saturating_add(attn_saturating_mul(3, (size_t)plan->columns),
+                                               attn_saturating_mul(2, (size_t)plan->v_columns));
+    const size_t bytes = attn_saturating_mul(columns, ATTN_BLOCK_KEYS * (size_t)plan->plan.kernels->size);
+    const ptrdiff_t together = bytes == 0 ? 1 : attn_max(1, (ptrdiff_t)(KEYS_BYTES / bytes));
+    return attn_min(attn_min(together, 8), plan->key_blocks);
+}
+
+/* Sets every element of a gradient to 0. */
+static void clear(const attn_tensor *gradient)
+{
+    attn_tensor rows;
+    if (gradient->data == NULL) return;
+    attn_rows_of(gradient, &rows);
+    const ptrdiff_t columns = gradient->ndim ? attn_last_size(gradient) : 1, count = attn_count_rows(gradient, columns);
+    for (ptrdiff_t n = 0; n < count; n++)
+        memset(attn_row_at(&rows, n), 0, (size_t)(columns * attn_size_of_real(gradient->dtype)));
+}
+
+attn_status attn_attend_backward(const attn_backward_problem *b, const attn_gradients *gradients, int num_threads,
+                                 attn_error *error)
+{
+    const attn_problem *p = &b->forward;
+    const attn_kernels *k = attn_kernels_for(p->dtype);
+    backward_plan plan = {.problem = b,
+                          .plan = {.problem = p, .kernels = k, .score = &attn_score_functions[p->score]},
+                          .query_blocks = attn_ceil_div(p->q_len, QUERIES),
+                          .key_blocks = attn_ceil_div(p->kv_len, ATTN_BLOCK_KEYS),
+                          .columns = attn_ceil_div(p->head_dim, k->lanes) * k->lanes,
+                          .v_columns = attn_ceil_div(p->v_dim, k->lanes) * k->lanes,
+                          .unscaled = p->has_scale && p->scale == 0};
+    attn_arena arena = {.base = NULL};
+    const attn_tensor *const all[] = {&gradients->query, &gradients->key, &gradients->value, &gradients->mask};
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++) clear(all[n]);
+    if (b->scale) *b->scale = 0;
+    if (p->batches == 0 || p->heads == 0 || p->q_len == 0 || p->kv_len == 0) return ATTN_OK;
+
+    plan.keys_together = keys_together(&plan);
+    const ptrdiff_t parts = p->batches * p->heads * plan.query_blocks;
+    if (b->scale) {
+        const size_t bytes = attn_saturating_mul((size_t)parts, sizeof *plan.scale_parts);
+        if (!attn_arena_take(&arena, bytes))
+            return attn_fail(error, ATTN_NO_MEMORY, "attention_backward needs %zu bytes of scratch memory", bytes);
+        plan.scale_parts = (double *)(void *)arena.scratch;
+        memset(plan.scale_parts, 0, bytes);
+    }
+    plan.workers = attn_workers(attn_work(p) > ATTN_WORTH_THREADS / 2 ? num_threads : 1, PTRDIFF_MAX);
+    const attn_float_state before = attn_float_enter(); /* the next lines raise flags */
+    plan.times = plan.unscaled ? 1 : p->has_scale ? p->scale : 1 / sqrt((double)attn_max(p->head_dim, 1));
+    const attn_status status = run_passes(&plan, error);
+    for (ptrdiff_t n = 0; b->scale && n < parts; n++) *b->scale += plan.scale_parts[n];
+    attn_float_leave(before);
+    if (b->scale) attn_arena_give(&arena);
+    return status;
+}
+
+attn_status attn_attention_backward(const attn_backward_args *args, const attn_gradients *gradients, attn_error *error)
+{
+    attn_backward_problem problem;
+    const attn_status status = attn_check_gradients(args, gradients, &problem, error);
+    if (status != ATTN_OK) return status;
+    return attn_attend_backward(&problem, gradients, args->attention.num_threads, error);
+}

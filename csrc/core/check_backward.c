@@ -1,0 +1,77 @@
+/* The rules on the gradients of attention, beyond those of attention itself. */
+#include "backward.h"
+#include "check.h"
+#include "error.h"
+
+/* An array that was a result of the forward call, or is the gradient of one. */
+static attn_status check_result(const char *name, const attn_tensor *tensor, int axes, const ptrdiff_t *shape,
+                                attn_dtype dtype, attn_error *error)
+{
+    if (tensor->data == NULL) FAIL("%s must be given", name);
+    return attn_check_result(name, tensor, axes, shape, dtype, error);
+}
+
+static attn_status check_gradient(const char *name, const attn_tensor *gradient, const attn_tensor *of,
+                                  const attn_problem *p, attn_error *error)
+{
+    if (gradient->data == NULL) return ATTN_OK;
+    if (of->data == NULL) FAIL("the gradient of %s is wanted, but it was not given", name);
+    const attn_status status = attn_check_result(name, gradient, of->ndim, of->shape, p->dtype, error);
+    if (status != ATTN_OK) return status;
+    if (gradient->dtype != p->dtype) FAIL("the gradient of %s must be float64 for float64, else float32", name);
+    int empty = 0; /* then it may have any strides */
+    for (int n = 0; n < gradient->ndim; n++) empty |= gradient->shape[n] == 0;
+    if (!empty && gradient->ndim > 0 && attn_last_size(gradient) > 1 &&
+        attn_last_stride(gradient) != attn_size_of_real(gradient->dtype))
+        FAIL("the gradient of %s must have a contiguous last axis", name);
+    return ATTN_OK;
+}
+
+attn_status attn_check_gradients(const attn_backward_args *args, const attn_gradients *gradients,
+                                 attn_backward_problem *b, attn_error *error)
+{
+    const attn_args *attention = &args->attention;
+    attn_problem *p = &b->forward;
+    attn_shapes want;
+    attn_status status;
+    if (attention->cache) FAIL("gradients of attention to a cache: pass its keys and values as arrays");
+    if ((status = attn_check_inputs(attention, p, error)) != ATTN_OK) return status;
+    if (p->score != ATTN_SCORE_DOT) FAIL("gradients of attention: score must be 'dot' or 'bilinear'");
+    attn_describe(attention, p, &want);
+    const attn_dtype stored = attention->query.dtype;
+    if ((status = check_result("grad_output", &args->grad_output, want.ndim, want.output, stored, error)) != ATTN_OK)
+        return status;
+    if ((status = check_result("output", &args->output, want.ndim, want.output, stored, error)) != ATTN_OK)
+        return status;
+    if ((status = check_result("lse", &args->lse, want.lse_ndim, want.lse, p->dtype, error)) != ATTN_OK) return status;
+    status = attn_check_result("grad_lse", &args->grad_lse, want.lse_ndim, want.lse, p->dtype, error);
+    if (status != ATTN_OK) return status;
+    if (args->lse.dtype != p->dtype || (args->grad_lse.data && args->grad_lse.dtype != p->dtype))
+        FAIL("lse and grad_lse must be float64 for float64, else float32");
+    if (gradients->mask.data && (!attention->mask.data || attn_is_bool(p->mask_dtypes[ATTN_MASK])))
+        FAIL("the gradient of attn_mask is wanted, but it is not a float mask");
+    if ((status = check_gradient("query", &gradients->query, &attention->query, p, error)) != ATTN_OK) return status;
+    if ((status = check_gradient("key", &gradients->key, &attention->key, p, error)) != ATTN_OK) return status;
+    if ((status = check_gradient("value", &gradients->value, &attention->value, p, error)) != ATTN_OK) return status;
+    if ((status = check_gradient("attn_mask", &gradients->mask, &attention->mask, p, error)) != ATTN_OK) return status;
+
+    const attn_axis_places at = attn_places_of(attention->layout, p->has_heads);
+    const attn_axis_places mask_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads);
+    const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    attn_resolve(&args->grad_output, &at, p, &b->grad_output);
+    attn_resolve(&args->output, &at, p, &b->output);
+    attn_resolve(&args->lse, &lse_at, p, &b->lse);
+    attn_resolve(&args->grad_lse, &lse_at, p, &b->grad_lse);
+    attn_resolve(&gradients->query, &at, p, &b->query);
+    attn_resolve(&gradients->key, &at, p, &b->key);
+    attn_resolve(&gradients->value, &at, p, &b->value);
+    attn_resolve(&gradients->mask, &mask_at, p, &b->mask);
+    b->scale = gradients->scale;
+    return ATTN_OK;
+}
+
+attn_status attn_check_backward(const attn_backward_args *args, const attn_gradients *gradients, attn_error *error)
+{
+    attn_backward_problem problem;
+    return attn_check_gradients(args, gradients, &problem, error);
+}
