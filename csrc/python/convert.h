@@ -5,8 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
-#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#define NPY_NO_DEPRECATED_API  NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION     NPY_2_0_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL pyattn_array_api
 #ifndef PYATTN_IMPORTS_NUMPY
 #define NO_IMPORT_ARRAY
@@ -174,9 +174,9 @@ int pyattn_find_main_thread(void); /* at import; -1 with an exception */
 int pyattn_interrupted(void);      /* handles signals if this is the main thread; 1 with an exception */
 
 /* ops_*.c: the methods that module.c lists */
-extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_cache_methods[],
-    pyattn_topk_methods[], pyattn_dropout_methods[], pyattn_embedding_methods[], pyattn_feed_forward_methods[],
-    pyattn_layer_methods[], pyattn_linear_methods[], pyattn_multihead_methods[], pyattn_norm_methods[],
-    pyattn_rotary_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_attention_backward_methods[],
+    pyattn_cache_methods[], pyattn_topk_methods[], pyattn_dropout_methods[], pyattn_embedding_methods[],
+    pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[], pyattn_multihead_methods[],
+    pyattn_norm_methods[], pyattn_rotary_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

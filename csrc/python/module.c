@@ -6,20 +6,21 @@ static int execute(PyObject *module)
 {
     static const attn_hooks hooks = {PyMem_RawMalloc, PyMem_RawFree, pyattn_interrupted};
     PyMethodDef *const tables[] = {
-        pyattn_activation_methods,   /* element-wise activations */
-        pyattn_attention_methods,    /* attention */
-        pyattn_cache_methods,        /* KV cache pages */
-        pyattn_topk_methods,         /* argmax and top-k */
-        pyattn_dropout_methods,      /* dropout masks and rows */
-        pyattn_embedding_methods,    /* embedding lookup */
-        pyattn_feed_forward_methods, /* feed-forward part */
-        pyattn_layer_methods,        /* Transformer layer */
-        pyattn_linear_methods,       /* linear layer */
-        pyattn_multihead_methods,    /* multi-head attention */
-        pyattn_norm_methods,         /* layer and RMS normalisation */
-        pyattn_rotary_methods,       /* rotary position embedding */
-        pyattn_rows_methods,         /* softmax, merge_states, conversions */
-        pyattn_runtime_methods,      /* threads and instruction sets */
+        pyattn_activation_methods,         /* element-wise activations */
+        pyattn_attention_methods,          /* attention */
+        pyattn_attention_backward_methods, /* gradients of attention */
+        pyattn_cache_methods,              /* KV cache pages */
+        pyattn_topk_methods,               /* argmax and top-k */
+        pyattn_dropout_methods,            /* dropout masks and rows */
+        pyattn_embedding_methods,          /* embedding lookup */
+        pyattn_feed_forward_methods,       /* feed-forward part */
+        pyattn_layer_methods,              /* Transformer layer */
+        pyattn_linear_methods,             /* linear layer */
+        pyattn_multihead_methods,          /* multi-head attention */
+        pyattn_norm_methods,               /* layer and RMS normalisation */
+        pyattn_rotary_methods,             /* rotary position embedding */
+        pyattn_rows_methods,               /* softmax, merge_states, conversions */
+        pyattn_runtime_methods,            /* threads and instruction sets */
     };
 
     if (PyArray_ImportNumPyAPI() < 0) return -1;

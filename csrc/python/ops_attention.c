@@ -201,43 +201,6 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
     return result;
 }
 
-static PyObject *shape_of(PyArrayObject *array) { return PyObject_GetAttrString((PyObject *)array, "shape"); }
-
-/* Calls pyattn.masks._lowering.for_attention(mask, the shapes of query, key and value, layout, enable_gqa). */
-static PyObject *lowered(PyObject *module, PyObject *const *values, const owned *o)
-{
-    PyObject *const layout = values[OPTIONS + PYATTN_LAYOUT], *const gqa = values[OPTIONS + PYATTN_ENABLE_GQA];
-    PyObject *query = shape_of(o->inputs[QUERY]), *key = shape_of(o->inputs[KEY]), *value = shape_of(o->inputs[VALUE]);
-    PyObject *function = query && key && value ? PyObject_GetAttrString(module, "for_attention") : NULL;
-    PyObject *const given[] = {
-        values[OPTIONS + PYATTN_ATTN_MASK], query, key, value, layout ? layout : Py_None, gqa ? gqa : Py_None};
-    PyObject *result = function ? PyObject_Vectorcall(function, given, sizeof given / sizeof *given, NULL) : NULL;
-    Py_XDECREF(function);
-    Py_XDECREF(query);
-    Py_XDECREF(key);
-    Py_XDECREF(value);
-    return result;
-}
-
-/* Replaces a mask object, in `values`, by limits, an array or both; an array stays. Returns -1 with an exception. */
-static int lower_mask(PyObject **values, owned *o)
-{
-    PyObject *mask = values[OPTIONS + PYATTN_ATTN_MASK];
-    if (!pyattn_given(mask) || PyArray_Check(mask)) return 0;
-    PyObject *module = PyImport_ImportModule("pyattn.masks._lowering");
-    PyObject *class = module ? PyObject_GetAttrString(module, "Mask") : NULL;
-    const int is_object = class ? PyObject_IsInstance(mask, class) : -1;
-    if (is_object > 0) o->lowered = lowered(module, values, o);
-    Py_XDECREF(class);
-    Py_XDECREF(module);
-    if (is_object <= 0) return is_object;
-    if (o->lowered == NULL) return -1;
-    PyObject *limits = PyTuple_GetItem(o->lowered, 1);
-    if (limits == NULL) return -1;
-    values[OPTIONS + PYATTN_ATTN_MASK] = PyTuple_GetItem(o->lowered, 0);
-    return pyattn_given(limits) ? pyattn_as_integers(limits, "key_limits", &o->options.key_limits) : 0;
-}
-
 /* The last conversions: after them, only a warning and a seed run Python code. */
 static int convert_rest(PyObject **values, attn_args *args, owned *o)
 {
@@ -247,7 +210,7 @@ static int convert_rest(PyObject **values, attn_args *args, owned *o)
     if (bilinear && (o->product = PyMem_Malloc(sizeof *o->product)) == NULL) return PyErr_NoMemory(), -1;
     if ((o->need_weights = pyattn_flag(values[OPTIONS + PYATTN_NEED_WEIGHTS], "need_weights")) < 0) return -1;
     if ((o->need_lse = pyattn_flag(values[OPTIONS + PYATTN_NEED_LSE], "need_lse")) < 0) return -1;
-    if (args->cache == NULL && lower_mask(values, o) < 0) return -1;
+    if (args->cache == NULL && pyattn_lower_mask(values + OPTIONS, o->inputs, &o->lowered, &o->options) < 0) return -1;
     if (pyattn_check_out(values[OUT]) < 0 || pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return -1;
     PyArrayObject *const weight = o->inputs[SCORE_WEIGHT];
     if (bilinear || weight == NULL) return 0;

@@ -45,6 +45,12 @@ void pyattn_fill_options(const pyattn_option_arrays *arrays, attn_args *args);
 int pyattn_draw_seed(PyObject *const *values, const attn_args *args, uint64_t *seed);
 void pyattn_release_options(pyattn_option_arrays *arrays);
 
+/* mask_objects.c: replaces a mask object, in `values`, by limits, an array or both; an array stays. `inputs` are query,
+ * key and value. `lowered`, which owns what replaces it, must be released by the caller in any case. Returns -1 with an
+ * exception. */
+int pyattn_lower_mask(PyObject **values, PyArrayObject *const *inputs, PyObject **lowered,
+                      pyattn_option_arrays *arrays);
+
 /* Converts a mask for the core; `meaning` is that of True, for messages. NULL if not given; -1 with an exception. */
 int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask);
 

@@ -11,6 +11,7 @@ from pyattn._util.names import showing
 from pyattn.functional._activations import gelu, silu
 from pyattn.functional._additive import additive_attention
 from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
+from pyattn.functional._attention_backward import AttentionGradients, attention_backward
 from pyattn.functional._dropout import dropout, dropout_keep_mask
 from pyattn.functional._multihead import multi_head_attention_forward
 from pyattn.functional._norm import layer_norm, rms_norm
@@ -22,12 +23,14 @@ from pyattn.functional._softmax import log_softmax, softmax
 from pyattn.functional._topk import TopK, argmax, topk
 
 __all__ = [
+    "AttentionGradients",
     "AttentionResult",
     "RotaryFrequencies",
     "TopK",
     "additive_attention",
     "argmax",
     "attention",
+    "attention_backward",
     "dropout",
     "dropout_keep_mask",
     "embedding",

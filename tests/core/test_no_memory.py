@@ -28,6 +28,7 @@ WARNING = {"attention, MaskWarning", "attention, ShapeWarning", "attention, inve
 DRAWING = {
     "attention, dropout",
     "attention, bilinear, drawn",
+    "attention_backward, drawn",
     "dropout",
     "dropout rng",
     "dropout_keep_mask",
@@ -53,6 +54,7 @@ LARGE = {
     "large, bilinear": "attend(WIDE, WIDE[:, :8], WIDE, score='bilinear', score_weight=WIDE[:8].T)",
     "large, distance": "attend(WIDE, WIDE, WIDE, score='distance', num_threads=2)",
     "large, distance, decode": "attend(WIDE[:2], WIDE, WIDE, score='distance')",
+    "large, gradients": "differentiate(WIDE, WIDE, WIDE, need=23, num_threads=2)",
     "large, linear": "pyattn.functional.linear(WIDE, WIDE[:40], num_threads=2)",
     "large, linear, few": "pyattn.functional.linear(WIDE[:2], WIDE[:40].copy('F'))",
     "large, embedding": "pyattn.functional.embedding([[0, 63]] * 9, WIDE, scale=2, residual=WIDE[0], num_threads=2)",

@@ -58,6 +58,12 @@ def attend(*arrays, **arguments):
     return checked(*(arrays or (Q, K, V)), **arguments)
 
 
+def differentiate(*arrays, dtype=np.float32, need=7, grad_lse=None, **options):
+    query, key, value = (x.astype(dtype) for x in (*arrays, *(Q, K, V)[len(arrays) :]))
+    output, lse = checked(query, key, value, need_lse=True, **options)
+    return _core.attention_backward(output, query, key, value, output, lse, grad_lse, need, **options)
+
+
 def quietly(category, call):
     """A call that warns, without the warning."""
 
@@ -118,6 +124,27 @@ WORKING = {
         Q[:, :2], K, V, score="bilinear", score_weight=Q[:2], dropout_p=0.5, rng=0
     ),
     "attention, additive": lambda: attend(score="additive", score_weight=K[::-1, 1][:4]),
+    "attention_backward": lambda: differentiate(),
+    "attention_backward, everything": lambda: differentiate(
+        *HEADS,
+        dtype=np.float64,
+        need=31,
+        grad_lse=np.ones((1, 4, 3)),
+        attn_mask=BIAS[0],
+        dropout_p=0.5,
+        keep_mask=MASK[:, ::-1],
+        window=2,
+        align="upper_left",
+    ),
+    "attention_backward, drawn": lambda: differentiate(dropout_p=0.5, rng=0),
+    "attention_backward, halves and lengths": lambda: differentiate(
+        *BATCH, dtype=np.float16, key_lengths=[3, 5], query_lengths=[2, 0], attn_mask=MASK
+    ),
+    "attention_backward, threads": lambda: differentiate(
+        *[WORTH_THREADS] * 3, num_threads=2, need=31, attn_mask=np.zeros((130, 130), np.float32)
+    ),
+    "attention_backward, coarse": lambda: differentiate(attn_mask=BIAS - np.float32(1e9)),
+    "attention_backward, NaN": lambda: differentiate(Q * np.float32(np.nan), attn_mask=MASK),
     "dropout": lambda: pyattn.functional.dropout(Q, rng=0),
     "dropout_keep_mask": lambda: pyattn.functional.dropout_keep_mask((2, 3, 5), 0.5, 0),
     "fill_keep_mask": lambda: _core.fill_keep_mask(MASK[None].copy(), 0.5, 1),

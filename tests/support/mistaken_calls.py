@@ -34,6 +34,11 @@ from support.calls import (
 import pyattn
 from pyattn import _core
 
+
+def differentiate_wrongly(grad_output=None, output=V[:3], lse=LSE, grad_lse=None, need=7, **options):
+    return _core.attention_backward(grad_output, Q, K, V, output, lse, grad_lse, need, **options)
+
+
 MISTAKES = {
     "positional": lambda: checked(Q, K, V, None),
     "missing": lambda: checked(Q, K),
@@ -58,6 +63,17 @@ MISTAKES = {
     "lengths dtype": lambda: attend(*BATCH, query_lengths=[1.0, 2.0]),
     "lengths too large": lambda: attend(*BATCH, key_lengths=[2**63, 2]),
     "no align": lambda: attend(is_causal=True),
+    "gradients, none": lambda: differentiate_wrongly(),
+    "gradients, shape": lambda: differentiate_wrongly(Q),
+    "gradients, output": lambda: differentiate_wrongly(V[:3], output=Q),
+    "gradients, lse": lambda: differentiate_wrongly(V[:3], lse=LSE[:2]),
+    "gradients, lse of text": lambda: differentiate_wrongly(V[:3], lse="a"),
+    "gradients, grad_lse": lambda: differentiate_wrongly(V[:3], grad_lse=[[1.0]]),
+    "gradients, need": lambda: differentiate_wrongly(V[:3], need=1.5),
+    "gradients, a bool mask": lambda: differentiate_wrongly(V[:3], need=8, attn_mask=MASK),
+    "gradients, a mask of integers": lambda: differentiate_wrongly(V[:3], attn_mask=MASK.astype(int)),
+    "gradients, another score": lambda: differentiate_wrongly(V[:3], score="cosine"),
+    "gradients, rng": lambda: differentiate_wrongly(V[:3], dropout_p=0.5, rng="a"),
     "align": lambda: attend(align="left"),
     "layout": lambda: attend(layout=3),
     "empty_rows": lambda: attend(empty_rows=None),

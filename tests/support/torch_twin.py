@@ -11,24 +11,60 @@ import numpy as np
 
 def attend(torch, case, inputs) -> np.ndarray:
     """Return the output, in the case's layout."""
-    query, key, value = (_tensor(torch, array) for array in inputs[:3])
-    if case.layout == "bshd":
-        query, key, value = (array.transpose(-3, -2) for array in (query, key, value))
-    own_axes = 2 if case.heads is None else 3  # PyTorch wants the batch axes spelled out
-    query, key, value = (array.expand(*case.batch, *array.shape[-own_axes:]) for array in (query, key, value))
+    arrays = [tensor_of(torch, array) for array in inputs[:3]]
+    mask = None if inputs.arguments["attn_mask"] is None else tensor_of(torch, inputs.arguments["attn_mask"])
+    with torch.no_grad():
+        return _attend(torch, case, inputs, arrays, mask, case.scale).numpy()
+
+
+def gradients(torch, case, inputs, grad_output) -> dict[str, np.ndarray]:
+    """Return the gradients of query, key, value, a float mask and the scale, by autograd in float64."""
+    leaves = leaves_of(torch, inputs)
+    mask = leaves.get("attn_mask")
+    if mask is None and inputs.arguments["attn_mask"] is not None:
+        mask = tensor_of(torch, inputs.arguments["attn_mask"])
+    scale = case.head_dim**-0.5 if case.scale is None else case.scale
+    leaves["scale"] = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+    query = leaves["query"] * leaves["scale"]
+    output = _attend(torch, case, inputs, (query, leaves["key"], leaves["value"]), mask, 1.0)
+    found = torch.autograd.grad(output, list(leaves.values()), torch.from_numpy(grad_output), allow_unused=True)
+    zeros = (np.zeros(leaf.shape) if x is None else x.numpy() for x, leaf in zip(found, leaves.values(), strict=True))
+    return dict(zip(leaves, zeros, strict=True))
+
+
+def leaves_of(torch, inputs) -> dict:
+    """Return query, key, value and a float mask in float64, of which gradients are wanted."""
+    arrays = {**inputs._asdict(), "attn_mask": inputs.arguments["attn_mask"]}
+    arrays = {name: arrays[name] for name in ("query", "key", "value", "attn_mask") if arrays[name] is not None}
+    return {
+        name: tensor_of(torch, array).double().requires_grad_()
+        for name, array in arrays.items()
+        if array.dtype.kind == "f"
+    }
+
+
+def spread(torch, case, arrays):
+    """Bring arrays to (..., heads, length, features), with the batch axes spelled out, as PyTorch wants them."""
+    own_axes = 2 if case.heads is None else 3
+    arrays = [array.transpose(-3, -2) if case.layout == "bshd" else array for array in arrays]
+    return [array.expand(*case.batch, *array.shape[-own_axes:]) for array in arrays]
+
+
+def _attend(torch, case, inputs, arrays, mask, scale):
+    query, key, value = spread(torch, case, arrays)
     triangle_alone = case.causal == "causal_upper_left" and not (case.key_lengths or case.query_lengths)
-    mask = _mask(torch, case, inputs.arguments, query, needs_pairs=not (triangle_alone and case.mask == "none"))
-    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    mask = joined_mask(torch, case, inputs.arguments, mask, query, needs_pairs=not (triangle_alone and mask is None))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         output = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             is_causal=mask is None and triangle_alone,
-            scale=case.scale,
+            scale=scale,
             enable_gqa=case.heads != case.kv_heads,
         )
-    return (output.transpose(-3, -2) if case.layout == "bshd" else output).numpy()
+    return output.transpose(-3, -2) if case.layout == "bshd" else output
 
 
 def has_case(case) -> bool:
@@ -36,13 +72,12 @@ def has_case(case) -> bool:
     return not case.poison and case.empty_rows == "zero"
 
 
-def _tensor(torch, array: np.ndarray):
+def tensor_of(torch, array: np.ndarray):
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
-def _mask(torch, case, arguments, query, needs_pairs):
+def joined_mask(torch, case, arguments, mask, query, needs_pairs=True):
     """Return a mask, bool or of the query's dtype, that broadcasts to (..., heads, L, S); None if nothing is hidden."""
-    mask = None if arguments["attn_mask"] is None else _tensor(torch, arguments["attn_mask"])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
     if not needs_pairs or not (case.is_causal or case.window is not None or case.key_lengths or case.query_lengths):
