@@ -506,15 +506,16 @@ static int walk_slice(walk *w, ptrdiff_t batch, ptrdiff_t head, ptrdiff_t first_
     }
     for (ptrdiff_t first = first_key; first < last_key; first += plan->keys_together) {
         const ptrdiff_t together = attn_min(last_key - first, plan->keys_together);
-        if (attn_should_stop(w->task.job, w->task.worker)) return 0;
         for (ptrdiff_t n = 0; n < together; n++) {
             key_block *key = &w->keys[n];
             key->from = (first + n) * ATTN_BLOCK_KEYS;
             key->keys = (int)attn_min(p->kv_len - key->from, ATTN_BLOCK_KEYS);
             key->read = key->begun = 0;
         }
-        for (ptrdiff_t n = 0; n < w->last_query - w->first_query; n++)
+        for (ptrdiff_t n = 0; n < w->last_query - w->first_query; n++) {
+            if (attn_should_stop(w->task.job, w->task.worker)) return 0;
             for (ptrdiff_t m = 0; m < together; m++) walk_tile(w, &w->queries[n], &w->keys[m]);
+        }
         for (ptrdiff_t n = 0; n < together; n++) end_keys(w, &w->keys[n]);
     }
     for (ptrdiff_t n = w->first_query; n < w->last_query && wants & WANTS_QUERY; n++)

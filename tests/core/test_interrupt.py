@@ -22,6 +22,8 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "prefill, weights": "attend(endless(512, 30000), endless(4096, 30000), need_weights=True)",
     "decode": "attend(endless(64, 64, 1, 64), endless(64, 64, 1 << 20, 64))",
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
+    "gradients": "differentiate(endless(1, 8, 20000, 64))",
+    "gradients, of one head": "differentiate(endless(60000, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "multiply(endless(1 << 17, 4096), endless(4096, 4096))",
     "linear, a deep (in, out)": "multiply(endless(384, 1 << 22), columns(128, 1 << 22))",
@@ -56,6 +58,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
 ASKED = (
     "prefill",
     "decode",
+    "gradients",
     "wide heads",
     "linear",
     "linear, a deep (in, out)",
@@ -111,6 +114,10 @@ def columns(*shape):
 
 def attend(query, key, **arguments):
     return pyattn.attention(query, key, key, num_threads=threads, **arguments)
+
+def differentiate(x):
+    lse = np.full(x.shape[:-1], 60, "f4")
+    return functional.attention_backward(x, x, x, x, x, lse, num_threads=threads)
 
 def multiply(x, weight):
     return functional.linear(x, weight, num_threads=threads)
