@@ -6,6 +6,8 @@ and batch axes, layouts, storage. Each gradient is compared in units of its own 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from support import drawing, gradient_bounds, torch_twin
@@ -38,6 +40,7 @@ def is_judged(case):
     return torch_twin.has_case(case) and (case.family, case.dtype) != ("tiny", "float32")
 
 
+@functools.cache
 def chosen():
     """All such cases; in `make test` one in 20 of them."""
     cases = [case for case in map(drawing.draw, range(drawing.CASES)) if is_judged(case)]
