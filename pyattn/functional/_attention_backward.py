@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, SupportsFloat, SupportsIndex, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -259,7 +259,9 @@ def _check_given(names: list[str], attn_mask: object, score: str, score_weight: 
     if "attn_mask" in names and (attn_mask is None or isinstance(attn_mask, Mask)):
         found = "was not given" if attn_mask is None else "is a mask object"
         raise ValueError(f"need names 'attn_mask', which {found}; a gradient needs an array of floats")
-    as_choice(score, "score", ("dot", "bilinear"), other="none of the others: they have no gradients yet")
+    as_choice(score, "score", get_args(Score))
+    if score not in ("dot", "bilinear"):
+        raise ValueError(f"score={score!r} has no gradients yet; score='dot' and score='bilinear' have")
     if score != "bilinear" and (score_weight is not None or "score_weight" in names):
         raise ValueError("score='dot' takes no score_weight, and has no gradient of one; pass score='bilinear'")
     if score == "bilinear" and score_weight is None:
