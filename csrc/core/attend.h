@@ -12,6 +12,8 @@
 #include "parallel.h"
 #include "problem.h"
 
+#define ATTN_LOG2E 1.4426950408889634 /* scores are in units of log2 */
+
 enum { ATTN_MOST_BLOCKS = 8 }; /* query blocks of a super-block */
 
 /* Both masks of a key block as one bias, for the other heads that share them. */

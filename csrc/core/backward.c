@@ -23,8 +23,6 @@
 #include "error.h"
 #include "stored.h"
 
-#define LOG2E 1.4426950408889634
-
 enum { QUERIES = ATTN_MAX_WIDTH }; /* of a block; a multiple of every width */
 enum { WANTS_QUERY = 1, WANTS_KEY = 2, WANTS_MASK = 4 };
 
@@ -48,18 +46,18 @@ typedef struct {
     void *key_sum, *value_sum;  /* (keys, columns): dK, dV */
 } key_block;
 
-/* Which slices go together, and how the pieces of a pass are cut. */
+/* How a pass is cut into tasks: units of slices, and pieces of a unit. */
 typedef struct {
     int wants;
     int joined[ATTN_MAX_AXES];            /* batch axes that a unit runs along */
     ptrdiff_t units, unit_batches, heads; /* batch entries and heads of a unit */
     ptrdiff_t query_pieces, key_pieces;
-} attn_cut_units;
+} unit_cut;
 
 typedef struct {
     const attn_backward_problem *problem;
     attn_plan plan; /* what reading masks needs */
-    attn_cut_units cut;
+    unit_cut cut;
     ptrdiff_t query_blocks, key_blocks;
     ptrdiff_t keys_together;      /* key blocks for which a block of queries is read once */
     ptrdiff_t columns, v_columns; /* head_dim and v_dim, padded to whole vectors */
@@ -160,7 +158,7 @@ static int begin_rows(const walk *w, const query_block *q)
         const double total = dot(real_at(plan, output, r * plan->v_columns),
                                  real_at(plan, q->upstream, r * plan->v_columns), plan->v_columns, size);
         attn_put_real(q->delta, r, size, b->grad_lse.data ? total - attn_real_at(grad_lse[r], 0, size) : total);
-        set_row(plan, q, r, sum == -(double)INFINITY ? 0 : sum * LOG2E, 1); /* such a row sees nothing */
+        set_row(plan, q, r, sum == -(double)INFINITY ? 0 : sum * ATTN_LOG2E, 1); /* such a row sees nothing */
         coarse |= is_coarse(sum);
     }
     return coarse;
@@ -582,7 +580,7 @@ static void walk_unit(void *context, ptrdiff_t number, int worker, attn_job *job
 {
     const backward_plan *plan = context;
     const attn_problem *p = &plan->problem->forward;
-    const attn_cut_units *cut = &plan->cut;
+    const unit_cut *cut = &plan->cut;
     const ptrdiff_t pieces = cut->query_pieces * cut->key_pieces, unit = number / pieces, piece = number % pieces;
     const ptrdiff_t query = piece / cut->key_pieces, key = piece % cut->key_pieces;
     const ptrdiff_t units_of_heads = p->heads / cut->heads;
@@ -612,7 +610,7 @@ static ptrdiff_t least_common_multiple(ptrdiff_t a, ptrdiff_t b)
 }
 
 /* Joins what adds to the same rows of a gradient. `heads`: query heads that share one of its heads. */
-static void join(const attn_problem *p, const attn_operand *gradient, ptrdiff_t heads, attn_cut_units *cut)
+static void join(const attn_problem *p, const attn_operand *gradient, ptrdiff_t heads, unit_cut *cut)
 {
     if (gradient->data == NULL) return;
     for (int axis = 0; axis < p->batch_axes; axis++)
@@ -620,11 +618,11 @@ static void join(const attn_problem *p, const attn_operand *gradient, ptrdiff_t 
     cut->heads = least_common_multiple(cut->heads, gradient->head == 0 ? p->heads : heads);
 }
 
-static void cut_units(const backward_plan *plan, int wants, attn_cut_units *cut)
+static void cut_units(const backward_plan *plan, int wants, unit_cut *cut)
 {
     const attn_backward_problem *b = plan->problem;
     const attn_problem *p = &b->forward;
-    *cut = (attn_cut_units){.wants = wants, .heads = 1, .query_pieces = 1, .key_pieces = 1, .unit_batches = 1};
+    *cut = (unit_cut){.wants = wants, .heads = 1, .query_pieces = 1, .key_pieces = 1, .unit_batches = 1};
     if (wants & WANTS_QUERY) join(p, &b->query, 1, cut);
     if (wants & WANTS_KEY) join(p, &b->key, p->key_group, cut);
     if (wants & WANTS_KEY) join(p, &b->value, p->value_group, cut);

@@ -9,8 +9,6 @@
 #include "attend.h"
 #include "float_state.h"
 
-#define LOG2E 1.4426950408889634
-
 /* Steps from row to row and from key to key in a tile, in reals. */
 typedef struct {
     ptrdiff_t row, key;
@@ -141,7 +139,7 @@ int attn_tile_is_masked(const attn_task *task, const attn_block *block, ptrdiff_
     const attn_problem *p = task->plan->problem;
     for (int which = ATTN_MASK; which <= ATTN_PADDING; which++)
         if (p->masks[which].data && attn_is_bool(p->mask_dtypes[which]) &&
-            read_tile(task, block, which, from, keys, LOG2E, task->bias) == ATTN_TILE_MASKED)
+            read_tile(task, block, which, from, keys, ATTN_LOG2E, task->bias) == ATTN_TILE_MASKED)
             return 1;
     return 0;
 }
@@ -174,13 +172,13 @@ static attn_tile_kind read_masks(const attn_task *task, const attn_block *block,
     const int one = p->masks[ATTN_MASK].data != NULL, other = p->masks[ATTN_PADDING].data != NULL;
     const int added =
         one && other && !attn_is_bool(p->mask_dtypes[ATTN_MASK]) && !attn_is_bool(p->mask_dtypes[ATTN_PADDING]);
-    const double times = added ? 1 : LOG2E;
+    const double times = added ? 1 : ATTN_LOG2E;
     attn_tile_kind first = ATTN_TILE_FREE, second;
     if (one) first = read_tile(task, block, ATTN_MASK, from, keys, times, tile);
     if (!other || first == ATTN_TILE_MASKED) return first;
     second = read_tile(task, block, ATTN_PADDING, from, keys, times, first == ATTN_TILE_FREE ? tile : task->drop_mask);
     if (second == ATTN_TILE_MIXED && first == ATTN_TILE_MIXED)
-        plan->kernels->join_bias(tile_size(plan, block, keys), added ? LOG2E : 1, task->drop_mask, tile);
+        plan->kernels->join_bias(tile_size(plan, block, keys), added ? ATTN_LOG2E : 1, task->drop_mask, tile);
     return second == ATTN_TILE_FREE ? first : second;
 }
 

@@ -167,5 +167,5 @@ double attn_factor_of(const attn_problem *p)
     const attn_score_function *f = &attn_score_functions[p->score];
     const double root = sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
     const double scale = p->has_scale ? p->scale : f->over_root ? f->scale / root : f->scale;
-    return scale * 1.4426950408889634;
+    return scale * ATTN_LOG2E;
 }

@@ -54,12 +54,9 @@ static int convert(PyObject **values, owned *o, attn_backward_args *args, Py_ssi
     if (pyattn_integer(values[NEED], "need", "an int", need) < 0) return -1;
     if (pyattn_lower_mask(values + OPTIONS, o->inputs + QUERY, &o->lowered, &o->options) < 0) return -1;
     if (pyattn_convert_options(values + OPTIONS, &args->attention, &o->options) < 0) return -1;
-    if (args->attention.dropout_p > 0 && o->options.keep_mask == NULL) {
-        /* A draw runs Python code; the tensors are taken after it. */
-        args->attention.keep_mask.data = NULL;
-        if (pyattn_draw_seed(values + OPTIONS, &args->attention, &args->attention.dropout_seed) < 0) return -1;
-    }
-    return 0;
+    if (o->options.keep_mask != NULL) return 0;
+    /* A draw runs Python code; the tensors are taken after it. */
+    return pyattn_draw_seed(values + OPTIONS, &args->attention, &args->attention.dropout_seed) < 0 ? -1 : 0;
 }
 
 static int fill(owned *o, attn_backward_args *args)

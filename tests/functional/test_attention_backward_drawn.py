@@ -36,7 +36,7 @@ def worst(summary):
 
 
 def is_judged(case):
-    """PyTorch has it; and its numbers are no denormals, which pyattn takes for 0 and PyTorch does not."""
+    """Tell whether PyTorch computes the same. It does not with denormals, which pyattn takes for 0."""
     return torch_twin.has_case(case) and (case.family, case.dtype) != ("tiny", "float32")
 
 
