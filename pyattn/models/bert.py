@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+import pyattn._core as _core
 import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
 from pyattn._util.halves import as_float32
@@ -31,6 +32,7 @@ from pyattn.models.weights import Arrays, Plan, Shapes
 from pyattn.nn.containers import ModuleList
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded, rows_of, running
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -161,6 +163,7 @@ class Bert(Module):
         found: int | None = self.embeddings.padding_idx
         return found
 
+    @recorded
     def forward(
         self,
         input_ids: npt.ArrayLike,
@@ -243,6 +246,7 @@ class Embeddings(Module):
         """Length of the longest sequence."""
         return self.positions.num_embeddings - (0 if self.padding_idx is None else self.padding_idx + 1)
 
+    @recorded
     def forward(
         self,
         input_ids: npt.ArrayLike,
@@ -252,17 +256,17 @@ class Embeddings(Module):
         """Add up the vectors of words, positions and token types, then normalize."""
         ids = as_tokens(input_ids, self.words.num_embeddings)
         types = self._read_types(token_type_ids, ids.shape)
-        x = self._embed_words(ids, as_float32(self._position_rows(ids, position_ids)))
+        x = self._embed_words(ids, self._position_rows(ids, position_ids))
         if types is not None and self.types is not None:
-            x = functional.embedding(types, self.types.weight, residual=x)
+            x = self.types.look_up(types, residual=x)
         elif self.types is not None:
-            x += self.types.weight[0]
+            x = running().add(x, rows_of(self.types, as_float32(self.types.weight[0]), 0))
         y: FloatArray = self.norm(x)
-        return y if self.projection is None else self.projection.forward(y)
+        return y if self.projection is None else self.projection(y)
 
     def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
         """Look up the vectors of tokens and add rows, in a new array."""
-        return functional.embedding(ids, self.words.weight, residual=rows)
+        return self.words.look_up(ids, residual=rows)
 
     def _read_types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IntArray | None:
         if given is None:
@@ -275,17 +279,18 @@ class Embeddings(Module):
         """Return the vectors of positions: (L, features), or (N, L, features)."""
         table, length = self.positions.weight, ids.shape[1]
         if given is not None:
-            return functional.embedding(as_ids_per_token(given, "position_ids", len(table), ids.shape), table)
+            return self.positions.look_up(as_ids_per_token(given, "position_ids", len(table), ids.shape))
         if self.padding_idx is None:
             self._check_length(length, "")
-            return table[:length]
+            return rows_of(self.positions, as_float32(table[:length]), slice(length))
         counted = ids != self.padding_idx
         if counted.all():
             self._check_length(length, "")
-            return table[self.padding_idx + 1 :][:length]
+            own = slice(self.padding_idx + 1, self.padding_idx + 1 + length)
+            return rows_of(self.positions, as_float32(table[own]), own)
         numbers = np.cumsum(counted, axis=1)
         self._check_length(int(numbers.max()), f" that are not padding (id {self.padding_idx})")
-        return functional.embedding(np.where(counted, numbers, 0) + self.padding_idx, table)
+        return self.positions.look_up(np.where(counted, numbers, 0) + self.padding_idx)
 
     def _check_length(self, length: int, which: str) -> None:
         if length > self.max_length:
@@ -304,12 +309,24 @@ class Pooler(Module):
         super().__init__()
         self.dense = dense
 
+    @recorded
     def forward(self, x: FloatArray) -> FloatArray:
         """Compute (N, features) from the last layer's (N, L, features)."""
-        first = x[:, 0]
+        run, first = running(), np.ascontiguousarray(x[:, 0])
+
+        def backward(grad: FloatArray) -> tuple[FloatArray]:
+            whole = np.zeros_like(x)
+            whole[:, 0] = grad
+            return (whole,)
+
+        run.step(first, (x,), backward)
         if self.dense is None:
-            return first.copy()
-        return functional.linear(first, self.dense.weight, self.dense.bias, activation="tanh")
+            return first
+        if not run.records:
+            return functional.linear(first, self.dense.weight, self.dense.bias, activation="tanh")
+        y = self.dense(first)
+        pooled = _core.activate(y, "tanh")
+        return run.step(pooled, (y,), lambda grad: (_core.activate_backward(grad, y, "tanh"),))
 
 
 def embedding_shapes(words: int, positions: int, types: int, dim: int, word_dim: int | None = None) -> Shapes:

@@ -21,6 +21,7 @@ from pyattn.models.weights import HEAD, Arrays, Plan, Shapes
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded, rows_of
 from pyattn.nn.linear import Linear
 from pyattn.nn.transformer.decoding import rows_at
 from pyattn.nn.transformer.layer import TransformerEncoderLayer
@@ -88,6 +89,7 @@ class GPT2(CausalLM):
         """Number of positions: the length of the longest sequence."""
         return self.positions.num_embeddings
 
+    @recorded
     def forward(
         self,
         input_ids: npt.ArrayLike,
@@ -129,20 +131,20 @@ class GPT2(CausalLM):
             other numbers than 0 and 1.
         """
         ids, padding = self._read(input_ids, attention_mask, lengths)
-        rows = as_float32(self._position_rows(position_ids, ids))
-        x = functional.embedding(ids, self.embedding.weight, residual=rows)
+        x = self.embedding.look_up(ids, residual=self._position_rows(position_ids, ids))
         return self._run(x, padding, need_weights, need_hidden_states)
 
     def _position_rows(self, given: npt.ArrayLike | None, ids: IntArray) -> FloatArray:
         table = self.positions.weight
         if given is not None:
-            return functional.embedding(as_ids_per_token(given, "position_ids", len(table), ids.shape), table)
+            rows: FloatArray = self.positions(as_ids_per_token(given, "position_ids", len(table), ids.shape))
+            return rows
         if ids.shape[1] > len(table):
             raise ValueError(
                 f"input_ids has sequences of {ids.shape[1]} tokens, expected at most {len(table)}, "
                 "the number of the model's positions"
             )
-        return table[: ids.shape[1]]
+        return rows_of(self.positions, as_float32(table[: ids.shape[1]]), slice(ids.shape[1]))
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         rows = as_float32(rows_at(self.positions.weight, starts, ids.shape[1]))

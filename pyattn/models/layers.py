@@ -13,6 +13,7 @@ from pyattn.io.names import LayerNames
 from pyattn.models.weights import Arrays, Shapes
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import running
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
@@ -127,10 +128,10 @@ def run_layers(
     states, attentions = [x] if need_hidden_states else [], []
     for layer in layers:
         if need_weights:
-            x, weights, _ = layer(x, **options, need_weights=True)
+            x, weights, _ = running().layer(layer, x, **options, need_weights=True)
             attentions.append(weights)
         else:
-            x = layer(x, **options)
+            x = running().layer(layer, x, **options)
         if need_hidden_states:
             states.append(x)
     return LayerStates(x, tuple(states) if need_hidden_states else None, tuple(attentions) if need_weights else None)

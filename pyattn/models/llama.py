@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-import pyattn.functional as functional
-from pyattn._util.halves import as_float32
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.io.config import Config
 from pyattn.models.decoder import UNSUPPORTED, CausalLM, CausalOutput, make_head
@@ -19,6 +17,7 @@ from pyattn.models.layers import ACTIVATIONS, MAX_LAYERS, make_attention, make_l
 from pyattn.models.weights import HEAD, Arrays, Plan, Shapes
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import RMSNorm
@@ -102,6 +101,7 @@ class Llama(CausalLM):
     def max_length(self) -> None:
         """None: sequences may be of any length."""
 
+    @recorded
     def forward(
         self,
         input_ids: npt.ArrayLike,
@@ -142,7 +142,7 @@ class Llama(CausalLM):
         return self._run(self._embed(ids), padding, need_weights, need_hidden_states)
 
     def _embed(self, ids: IntArray) -> FloatArray:
-        return as_float32(functional.embedding(ids, self.embedding.weight))
+        return self.embedding.look_up(ids)
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         return self._embed(ids)

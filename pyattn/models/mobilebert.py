@@ -28,6 +28,7 @@ from pyattn.models.weights import Arrays, Plan, Shapes
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList
 from pyattn.nn.feed_forward import Activation, feed
+from pyattn.nn.gradients import add_sum, recorded, running, sum_to
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
@@ -47,11 +48,18 @@ class NoNorm(Module):
         super().__init__()
         self.weight, self.bias = weight, bias
 
+    @recorded
     def forward(self, x: FloatArray) -> FloatArray:
         """Scale and shift x, (..., features)."""
         y: FloatArray = self.weight * x
         y += self.bias
-        return y
+
+        def backward(grad: FloatArray) -> tuple[FloatArray]:
+            add_sum(self, "weight", grad * x)
+            add_sum(self, "bias", grad)
+            return (self.weight * grad,)
+
+        return running().step(y, (x,), backward)
 
 
 class LinearNorm(Module):
@@ -64,10 +72,10 @@ class LinearNorm(Module):
         super().__init__()
         self.linear, self.norm = linear, norm
 
+    @recorded
     def forward(self, x: FloatArray, residual: FloatArray | None = None) -> FloatArray:
         """Compute (..., out_features) from (..., in_features)."""
-        y = functional.linear(x, self.linear.weight, self.linear.bias, residual=residual)
-        result: FloatArray = self.norm(y)
+        result: FloatArray = self.norm(linear_with(self.linear, x, residual))
         return result
 
 
@@ -83,10 +91,10 @@ class FeedForwardNorm(Module):
         self.linear1, self.linear2, self.norm = linear1, linear2, norm
         self.activation = activation
 
+    @recorded
     def forward(self, x: FloatArray) -> FloatArray:
         """Compute the network for x, (..., features)."""
-        y = feed(x, self.linear1, self.linear2, None, self.activation, 0.0, None)
-        y += x
+        y = running().add(feed(x, self.linear1, self.linear2, None, self.activation, 0.0, None), x)
         result: FloatArray = self.norm(y)
         return result
 
@@ -120,6 +128,7 @@ class MobileBertLayer(Module):
         self.narrow_residual, self.narrow_attention, self.widen = narrow_residual, narrow_attention, widen
         self.narrow_values = narrow_values
 
+    @recorded
     def forward(
         self, src: FloatArray, *, src_key_padding_mask: npt.ArrayLike | None = None, need_weights: bool = False
     ) -> FloatArray | tuple[FloatArray, FloatArray | None, None]:
@@ -136,8 +145,7 @@ class MobileBertLayer(Module):
         y, weights = self.self_attn(
             queries, queries, values, padding, need_weights=need_weights, average_attn_weights=False
         )
-        y += residual
-        y = self.norm1(y)
+        y = self.norm1(running().add(y, residual))
         for network in self.feed_forwards:
             y = network(y)
         return y if self.widen is None else self.widen(y, x), weights
@@ -150,15 +158,37 @@ class MixedEmbeddings(Embeddings):
 
     def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
         words = self.words(ids)
-        dim = words.shape[-1]
-        if self.mixing.in_features == 3 * dim:
-            three = np.zeros((*ids.shape, 3 * dim), words.dtype)
-            three[:, :-1, :dim] = words[:, 1:]  # the next word comes first
-            three[..., dim : 2 * dim] = words
-            three[:, 1:, 2 * dim :] = words[:, :-1]
-            words = three
-        residual = np.broadcast_to(rows, (*ids.shape, rows.shape[-1]))
-        return functional.linear(words, self.mixing.weight, self.mixing.bias, residual=residual)
+        if self.mixing.in_features == 3 * words.shape[-1]:
+            words = _with_neighbours(words)
+        everywhere = np.broadcast_to(rows, (*ids.shape, rows.shape[-1]))
+        everywhere = running().step(everywhere, (rows,), lambda grad: (sum_to(grad, rows.shape),))
+        return linear_with(self.mixing, words, everywhere)
+
+
+def _with_neighbours(words: FloatArray) -> FloatArray:
+    """Put the next word before each one, and the last word behind it; zeros at the ends."""
+    dim = words.shape[-1]
+    three = np.zeros((*words.shape[:-1], 3 * dim), words.dtype)
+    three[:, :-1, :dim] = words[:, 1:]
+    three[..., dim : 2 * dim] = words
+    three[:, 1:, 2 * dim :] = words[:, :-1]
+
+    def backward(grad: FloatArray) -> tuple[FloatArray]:
+        total = grad[..., dim : 2 * dim].copy()
+        total[:, 1:] += grad[:, :-1, :dim]
+        total[:, :-1] += grad[:, 1:, 2 * dim :]
+        return (total,)
+
+    return running().step(three, (words,), backward)
+
+
+def linear_with(linear: Linear, x: FloatArray, residual: FloatArray | None) -> FloatArray:
+    """Compute ``linear(x) + residual``, in one pass of the core unless gradients are wanted."""
+    run = running()
+    if not run.records:
+        return functional.linear(x, linear.weight, linear.bias, residual=residual)
+    y: FloatArray = linear(x)
+    return y if residual is None else run.add(y, residual)
 
 
 class _Sizes(NamedTuple):

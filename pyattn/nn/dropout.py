@@ -6,9 +6,10 @@ from typing import SupportsFloat
 
 import numpy.typing as npt
 
+import pyattn._core as _core
 from pyattn._util.arguments import as_probability
 from pyattn._util.typing import RNG, FloatArray
-from pyattn.functional._dropout import dropout
+from pyattn.nn.gradients import drop, recorded
 from pyattn.nn.module import Module
 
 __all__ = ["Dropout"]
@@ -47,6 +48,7 @@ class Dropout(Module):
         super().__init__()
         self.p = as_probability(p, "p")
 
+    @recorded
     def forward(self, x: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:
         """Drop in training, as `pyattn.functional.dropout` does.
 
@@ -67,7 +69,7 @@ class Dropout(Module):
         TypeError
             x is not an array of real numbers.
         """
-        return dropout(x, self.p, self.training, rng=rng)
+        return drop(_core.as_real(x, "x"), as_probability(self.p, "p") if self.training else 0.0, rng)
 
     def extra_repr(self) -> str:
         """Return the probability and torch's ``inplace=False``, as in torch's repr.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from pyattn._util.arguments import as_count, as_index
 from pyattn._util.halves import as_float32, as_stored_dtype
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
+from pyattn.nn.gradients import add_gradient, recorded, running, sum_to
 from pyattn.nn.inputs import check_parameter
 from pyattn.nn.module import Module
 
@@ -139,6 +140,7 @@ class Embedding(Module):
         if self.padding_idx is not None:
             self.weight[self.padding_idx] = 0
 
+    @recorded
     def forward(self, input: npt.ArrayLike) -> FloatArray:
         """Look up ``weight[input]``.
 
@@ -159,7 +161,18 @@ class Embedding(Module):
         ValueError
             An id is out of range.
         """
-        return as_float32(functional.embedding(input, self.weight))
+        return self.look_up(input)
+
+    def look_up(self, ids: npt.ArrayLike, scale: float = 1.0, residual: FloatArray | None = None) -> FloatArray:
+        """Compute ``scale * weight[ids] + residual``, which is broadcast."""
+        y = as_float32(functional.embedding(ids, self.weight, scale=scale, residual=residual))
+
+        def backward(grad: FloatArray) -> tuple[FloatArray | None]:
+            options: dict[str, Any] = {"padding_idx": self.padding_idx, "scale": scale}
+            add_gradient(self, "weight", functional.embedding_backward(grad, ids, len(self.weight), **options))
+            return (None if residual is None else sum_to(grad, residual.shape),)
+
+        return running().step(y, (residual,), backward)
 
     def extra_repr(self) -> str:
         """Return the sizes, as in torch's repr.

@@ -9,17 +9,18 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, get_ar
 import numpy as np
 import numpy.typing as npt
 
+import pyattn._core as _core
 import pyattn.functional as functional
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_probability
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.functional._activations import gelu, silu
-from pyattn.functional._dropout import dropout as drop_numbers
+from pyattn.nn.gradients import drop, recorded, running
 from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 
-__all__ = ["Activation", "FeedForward", "as_activation", "core_activation", "drop", "feed"]
+__all__ = ["Activation", "FeedForward", "activate", "as_activation", "core_activation", "feed"]
 
 Name: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Activation: TypeAlias = Name | Callable[[FloatArray], FloatArray]
@@ -120,6 +121,7 @@ class FeedForward(Module):
         self.linear2 = Linear(hidden, out, bias, dtype=dtype, rng=generator)
         self.gate = Linear(size, hidden, bias, dtype=dtype, rng=generator) if as_flag(gated, "gated") else None
 
+    @recorded
     def forward(self, x: npt.ArrayLike, *, rng: RNG = None) -> FloatArray:
         """Compute ``linear2(act(linear1(x)))``.
 
@@ -197,6 +199,7 @@ def feed(
     name = core_activation(activation)
     if (
         name is not None
+        and not running().records
         and dropout == 0
         and type(linear1) is Linear
         and type(linear2) is Linear
@@ -213,9 +216,26 @@ def feed(
             gate_bias=None if gate is None else gate.bias,
         )
     hidden: FloatArray = linear1(x)
-    hidden = _apply(activation, hidden) if gate is None else _apply(activation, gate(x)) * hidden
+    hidden = activate(activation, hidden) if gate is None else activate(activation, gate(x), hidden)
     result: FloatArray = linear2(drop(hidden, dropout, rng))
     return result
+
+
+def activate(activation: Activation, x: FloatArray, factor: FloatArray | None = None) -> FloatArray:
+    """Compute ``act(x)``, or ``act(x) * factor``."""
+    run, name = running(), core_activation(activation)
+    if run.records and name is None:
+        raise NotImplementedError(
+            f"activation is {activation!r}, a function whose derivative is unknown here; gradients need one of "
+            f"{', '.join(map(repr, get_args(Name)))}"
+        )
+    y = _apply(activation, x) if factor is None else _apply(activation, x) * factor
+
+    def backward(grad: FloatArray) -> tuple[FloatArray, ...]:
+        found = _core.activate_backward(np.ascontiguousarray(grad), x, name, factor)
+        return found if isinstance(found, tuple) else (found,)
+
+    return run.step(y, (x, factor), backward)
 
 
 def _apply(activation: Activation, x: FloatArray) -> FloatArray:
@@ -224,8 +244,3 @@ def _apply(activation: Activation, x: FloatArray) -> FloatArray:
     if y.shape != x.shape:
         raise ValueError(f"activation(x) has shape {y.shape}, expected {x.shape} as x")
     return y
-
-
-def drop(x: FloatArray, dropout: float, rng: RNG) -> FloatArray:
-    """Apply dropout, in training."""
-    return x if dropout == 0 else drop_numbers(x, dropout, rng=rng)

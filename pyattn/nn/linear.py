@@ -14,6 +14,7 @@ from pyattn._util.halves import as_stored_dtype
 from pyattn._util.random import as_generator
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
+from pyattn.nn.gradients import add_product, add_sum, recorded, running
 from pyattn.nn.inputs import as_input, check_dtype, check_mixture
 from pyattn.nn.module import Module
 
@@ -145,6 +146,7 @@ class Linear(Module):
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound, rng=generator)
 
+    @recorded
     def forward(self, x: npt.ArrayLike) -> FloatArray:
         """Compute ``x @ weight.T + bias``.
 
@@ -168,7 +170,14 @@ class Linear(Module):
         rows = as_input(x, "x", self.weight.dtype)
         if rows.shape[-1:] != self.weight.shape[-1:]:
             raise ValueError(f"x has shape {rows.shape}, expected (..., {self.weight.shape[-1]}): in_features is last")
-        return check_dtype(functional.linear(rows, self.weight, self.bias), self, self.weight.dtype)
+        y = check_dtype(functional.linear(rows, self.weight, self.bias), self, self.weight.dtype)
+
+        def backward(grad: FloatArray) -> tuple[FloatArray]:
+            add_product(self, "weight", rows, grad)
+            add_sum(self, "bias", grad)
+            return (functional.linear(grad, self.weight.T),)
+
+        return running().step(y, (x,), backward)
 
     def extra_repr(self) -> str:
         """Return the sizes, as in torch's repr.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 
 from pyattn._util.arguments import as_choice, as_flag
 from pyattn._util.halves import as_stored_dtype, is_half, round_to
-from pyattn._util.names import NO_GRADIENTS, naming_keywords_of_class
+from pyattn._util.names import naming_keywords_of_class
 from pyattn._util.typing import FloatArray
+from pyattn.nn.gradients import Backward, add_gradient, call_vjp, running
 from pyattn.nn.inputs import call_rounding, check_parameter
 from pyattn.nn.memory_order import MemoryOrder, reordered
 from pyattn.nn.state import IncompatibleKeys, write_state
@@ -24,12 +26,11 @@ _Self = TypeVar("_Self", bound="Module")  # typing.Self begins with Python 3.11
 
 # Methods of other libraries' modules, and what to do here.
 _ELSEWHERE = {
-    "backward": NO_GRADIENTS,
+    "backward": "output, backward = module.vjp(x) gives the function that computes gradients",
     "from_torch": "call pyattn.interop.torch.from_torch(module)",
     "generate": "call pyattn.generate(model, source)",
     "save": "call pyattn.nn.save(module, path)",
     "trace": "MultiheadAttention, TransformerEncoderLayer and TransformerDecoderLayer have it, such as one of layers",
-    "zero_grad": NO_GRADIENTS,
 }
 
 
@@ -110,6 +111,7 @@ class Module:
     _module_names: tuple[str, ...] = ()
     _linear_weights: tuple[str, ...] = ()  # parameters (out, in) that inputs are multiplied with
     _widens_halves = True  # a first argument in half precision becomes float32
+    _gradients: Mapping[str, FloatArray] = MappingProxyType({})  # of the module's own parameters
 
     if TYPE_CHECKING:
         __call__ = _CallsForward()
@@ -117,7 +119,8 @@ class Module:
 
         def __call__(self, *args, **kwargs):
             """Call `forward`; a first argument in half precision is float32 there, and the results are rounded."""
-            return call_rounding(self, self.forward, args, kwargs)
+            run = running()
+            return run.call(self, args, kwargs) if run.records else call_rounding(self, self.forward, args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the module's output; every subclass defines this."""
@@ -213,6 +216,8 @@ class Module:
             if name in self._parameter_names or name in self._module_names or hasattr(Module, name):
                 raise KeyError(f"{name} is already another attribute; choose another name")
         object.__setattr__(self, name, value)
+        if name in self._gradients:  # of the array that was replaced
+            self._set_gradients({other: grad for other, grad in self._gradients.items() if other != name})
         if name not in known:
             object.__setattr__(self, names, (*known, name))
 
@@ -380,6 +385,93 @@ class Module:
         - weight has shape (2, 1), expected (1, 2)
         """
         return write_state(self.state_dict(), state_dict, strict, type(self).__name__)
+
+    # Gradients
+
+    def vjp(self, *args: Any, checkpoint: bool = False, **kwargs: Any) -> tuple[Any, Backward]:
+        """Call `forward`, and return its output with the way back to gradients.
+
+        Gradients of the arguments are returned by the second result; those of parameters are added to `grads`. Between
+        the two calls, arguments and parameters must not change.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            As for `forward`.
+        checkpoint : bool
+            Keep only the inputs of each layer of a stack, and compute the rest again on the way back: less memory for
+            about a third more time, and the same bits. Default: False.
+
+        Returns
+        -------
+        output
+            As of `forward`.
+        backward : Backward
+            ``backward(grad_output)`` returns a tuple: for each argument that was passed, in forward's order, the
+            gradient of the loss, or None if the argument is not an array of floats. It runs once. Where forward returns
+            a tuple, grad_output is the gradient of the first entry, or a tuple with None for entries without one.
+
+        Raises
+        ------
+        NotImplementedError
+            A class defines forward, but neither it nor a class derived from it defines vjp; or an array of floats, or
+            an activation that is a function of the caller's, has no gradient.
+
+        Notes
+        -----
+        "vjp" is the vector-Jacobian product of reverse-mode differentiation, as in JAX. A class of one's own defines
+        ``vjp`` with the signature of its ``forward``, from the vjp of its parts.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> linear = nn.Linear.from_arrays(np.array([[1.0, 2.0]]))
+        >>> output, backward = linear.vjp(np.array([3.0, 4.0]))
+        >>> output
+        array([11.])
+        >>> backward(np.ones(1))
+        (array([1., 2.]),)
+        >>> linear.grads
+        {'weight': array([[3., 4.]])}
+        """
+        return call_vjp(self, args, kwargs, as_flag(checkpoint, "checkpoint"))
+
+    @property
+    def grads(self) -> dict[str, FloatArray]:
+        """Gradients of the parameters, by the names of `state_dict`; parameters without one are left out.
+
+        Each backward adds to them, until `zero_grad`. An array has its parameter's shape and memory order, and is the
+        gradient itself, not a copy. A parameter with several names has one gradient, under the first. Assigning a
+        parameter, `to` and `to_order` drop the gradients of the arrays that they replace.
+        """
+        found: dict[str, FloatArray] = {}
+        first: dict[int, tuple[Module, str, str]] = {}  # the place and the name of each array
+        for path, module in self._walk("", set()):
+            for name in module._parameter_names:
+                array, grad = module.__dict__[name], module._gradients.get(name)
+                if array is None:
+                    continue
+                owner, own, full = first.setdefault(id(array), (module, name, f"{path}.{name}" if path else name))
+                if grad is None:
+                    continue
+                if owner is not module or own != name:  # tied: the sum belongs to the first
+                    add_gradient(owner, own, grad)
+                    module._set_gradients({other: one for other, one in module._gradients.items() if other != name})
+                found[full] = owner._gradients[own]
+        return found
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for module in self.modules():
+            module._set_gradients({})
+
+    def _set_gradients(self, gradients: Mapping[str, FloatArray]) -> None:
+        object.__setattr__(self, "_gradients", gradients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave gradients out of copies and pickles."""
+        return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
 
     # Mode and dtype
 

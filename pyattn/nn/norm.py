@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
+import pyattn.functional as functional
 from pyattn._util.arguments import as_finite, as_flag
 from pyattn._util.halves import as_stored_dtype
 from pyattn._util.typing import FloatArray
 from pyattn.functional._norm import Shape, as_shape, layer_norm, rms_norm
 from pyattn.nn import init
+from pyattn.nn.gradients import add_gradient, recorded, running
 from pyattn.nn.inputs import as_input, check_dtype
 from pyattn.nn.module import Module
 
@@ -89,6 +91,7 @@ class LayerNorm(Module):
         if self.bias is not None:
             init.zeros_(self.bias)
 
+    @recorded
     def forward(self, x: npt.ArrayLike) -> FloatArray:
         """Normalise the last axes.
 
@@ -109,10 +112,15 @@ class LayerNorm(Module):
         ValueError
             Its last axes have other sizes.
         """
-        if self.weight is None:
-            return layer_norm(x, self.normalized_shape, None, self.bias, self.eps)
-        y = layer_norm(as_input(x, "x", self.weight.dtype), self.normalized_shape, self.weight, self.bias, self.eps)
-        return check_dtype(y, self, self.weight.dtype)
+        given = x if self.weight is None else as_input(x, "x", self.weight.dtype)
+        y = layer_norm(given, self.normalized_shape, self.weight, self.bias, self.eps)
+
+        def backward(grad: FloatArray) -> tuple[FloatArray]:
+            need = ["x", *(name for name in ("weight", "bias") if vars(self)[name] is not None)]
+            found = functional.layer_norm_backward(grad, given, self.normalized_shape, self.weight, self.eps, need=need)
+            return _take(self, found)
+
+        return running().step(y if self.weight is None else check_dtype(y, self, self.weight.dtype), (x,), backward)
 
     def extra_repr(self) -> str:
         """Return the sizes, as in torch's repr.
@@ -186,6 +194,7 @@ class RMSNorm(Module):
         if self.weight is not None:
             init.ones_(self.weight)
 
+    @recorded
     def forward(self, x: npt.ArrayLike) -> FloatArray:
         """Normalise the last axes.
 
@@ -207,7 +216,13 @@ class RMSNorm(Module):
             Its last axes have other sizes.
         """
         given = x if self.weight is None else as_input(x, "x", self.weight.dtype)
-        return rms_norm(given, self.normalized_shape, self.weight, self.eps)
+
+        def backward(grad: FloatArray) -> tuple[FloatArray]:
+            need = ["x"] if self.weight is None else ["x", "weight"]
+            found = functional.rms_norm_backward(grad, given, self.normalized_shape, self.weight, self.eps, need=need)
+            return _take(self, found)
+
+        return running().step(rms_norm(given, self.normalized_shape, self.weight, self.eps), (x,), backward)
 
     def extra_repr(self) -> str:
         """Return the sizes, as in torch's repr.
@@ -218,6 +233,15 @@ class RMSNorm(Module):
             Of one line.
         """
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+def _take(module: Module, found: Any) -> tuple[FloatArray]:
+    """Add the gradients of weight and bias to those of the module, and return that of the input."""
+    for name in ("weight", "bias"):
+        grad = getattr(found, name, None)
+        if grad is not None:
+            add_gradient(module, name, grad)
+    return (found.x,)
 
 
 def _sizes(normalized_shape: Shape) -> tuple[int, ...]:

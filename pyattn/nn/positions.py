@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_count, as_flag, as_probability
-from pyattn._util.halves import as_stored_dtype, compute_dtype
+from pyattn._util.halves import as_float32, as_stored_dtype, compute_dtype
 from pyattn._util.typing import RNG, FloatArray, Layout, Rotation
-from pyattn.functional._dropout import dropout
 from pyattn.functional._positions import positional_encoding
 from pyattn.functional._rotary import rotary_embedding
 from pyattn.functional._rotary_frequencies import (
@@ -23,6 +22,7 @@ from pyattn.functional._rotary_frequencies import (
     sequence_length,
 )
 from pyattn.nn import init
+from pyattn.nn.gradients import drop, recorded, rows_of, running, sum_to
 from pyattn.nn.inputs import as_input
 from pyattn.nn.module import Module
 
@@ -172,6 +172,7 @@ class PositionalEncoding(Module):
             table = _sinusoids(self.max_length, self.embed_dim, self.base, kind.name)
         return table[first : first + count]
 
+    @recorded
     def forward(
         self,
         x: npt.ArrayLike,
@@ -209,10 +210,24 @@ class PositionalEncoding(Module):
         if given.ndim < 2 or given.shape[-1] != self.embed_dim:
             raise ValueError(f"x has shape {given.shape}, expected {axes}: embed_dim is last")
         axis = given.ndim - 2 if self.batch_first else 0
-        rows = self.rows(given.shape[axis], start)
+        rows = self.tracked_rows(given.shape[axis], start)
         between = (1,) * (given.ndim - 2 - axis)  # axes after the length, along which the encoding is repeated
         y = np.asarray(given + rows.reshape(len(rows), *between, self.embed_dim))
-        return dropout(y, self.dropout, self.training, rng=rng)
+
+        def backward(grad: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+            if self.weight is None:
+                return grad, None
+            return grad, sum_to(grad, (len(rows), *between, self.embed_dim)).reshape(rows.shape)
+
+        y = running().step(y, (x, rows), backward)
+        return drop(y, as_probability(self.dropout, "dropout") if self.training else 0.0, rng)
+
+    def tracked_rows(
+        self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike | None = None
+    ) -> FloatArray:
+        """Return `rows`, whose gradient goes to a learned weight."""
+        rows, first = as_float32(self.rows(length, start, dtype)), int(start)
+        return rows if self.weight is None else rows_of(self, rows, slice(first, first + len(rows)))
 
     def extra_repr(self) -> str:
         """Return the sizes, and the options that differ from their defaults.
@@ -326,6 +341,7 @@ class RotaryEmbedding(Module):
         """
         return rotary_frequencies(self.dim, seq_len=seq_len, **self._options)
 
+    @recorded
     def forward(
         self,
         x: npt.ArrayLike,
@@ -367,14 +383,14 @@ class RotaryEmbedding(Module):
             raise ValueError(f"x has shape {rows.shape}, expected (..., {self.dim}): dim is last")
         if seq_len is None:
             seq_len = sequence_length(self._options["scaling"], rows, offset, position_ids, self.layout)
-        return rotary_embedding(
-            rows,
-            frequencies=self._frequencies if seq_len is None else self.frequencies(seq_len),
-            interleaved=self.interleaved,
-            offset=offset,
-            position_ids=position_ids,
-            layout=self.layout,
-            out=out,
+        found = self._frequencies if seq_len is None else self.frequencies(seq_len)
+        options: dict[str, Any] = {"interleaved": self.interleaved, "offset": offset, "position_ids": position_ids}
+        options["layout"] = self.layout
+        back = found._replace(inv_freq=-found.inv_freq)  # the opposite angles
+        return running().step(
+            rotary_embedding(rows, frequencies=found, out=out, **options),
+            (x,),
+            lambda grad: (rotary_embedding(grad, frequencies=back, **options),),
         )
 
     def rotation(self, offset: int, position_ids: npt.NDArray[np.int64] | None, seq_len: int) -> Rotation:

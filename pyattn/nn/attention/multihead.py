@@ -19,7 +19,9 @@ from pyattn.functional._multihead import NO_DROPOUT, DropoutOptions, compute
 from pyattn.functional._multihead_masks import Masking, with_batch_first
 from pyattn.nn import init
 from pyattn.nn.attention.cached import Opened, check_cache, open_cache, rotation_of
+from pyattn.nn.attention.gradients import MultiheadInputs, record_heads
 from pyattn.nn.attention.parameters import OWN, SEPARATE, check_fit, is_packable, parameters_of, shapes_of, weights_of
+from pyattn.nn.gradients import recorded, running
 from pyattn.nn.inputs import as_input, as_inputs, check_dtype, check_multiple, rounding_halves
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -362,6 +364,7 @@ class MultiheadAttention(Module):
         keep_mask: npt.ArrayLike | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> tuple[FloatArray, FloatArray | None]: ...
+    @recorded
     def forward(
         self,
         query: npt.ArrayLike,
@@ -435,16 +438,23 @@ class MultiheadAttention(Module):
         dtype = self.out_proj.weight.dtype
         q, k, v = as_inputs((("query", query), ("key", key), ("value", value)), dtype)
         q, k, v = with_batch_first(q, k, v, (self.embed_dim, self.kdim, self.vdim), batch_first=self.batch_first)
+        masking = Masking(attn_mask, key_padding_mask, is_causal, window, key_lengths)
+        dropout = NO_DROPOUT
+        if self.training:
+            dropout = DropoutOptions(as_probability(self.dropout, "dropout"), rng, keep_mask)
+        if running().records:
+            inputs = MultiheadInputs(q, k, v, (query, key, value))
+            flags = as_flag(need_weights, "need_weights"), as_flag(average_attn_weights, "average_attn_weights")
+            output, weights = record_heads(self, inputs, masking, dropout, *flags, empty_rows)
+            return check_dtype(output, self, dtype), weights
         try:
             output, weights = compute(
                 q,
                 k,
                 v,
                 parameters_of(self),
-                Masking(attn_mask, key_padding_mask, is_causal, window, key_lengths),
-                DropoutOptions(as_probability(self.dropout, "dropout"), rng, keep_mask)
-                if self.training
-                else NO_DROPOUT,
+                masking,
+                dropout,
                 heads=self.num_heads,
                 kv_heads=self.num_kv_heads,
                 scale=self.scale,

@@ -9,13 +9,22 @@ from pyattn._util.typing import FloatArray
 from pyattn.functional._multihead import Parameters
 from pyattn.nn.inputs import check_parameter, check_parameter_dtypes
 
-__all__ = ["OWN", "SEPARATE", "check_fit", "is_packable", "parameters_of", "shapes_of", "weights_of"]
+__all__ = [
+    "OWN",
+    "SEPARATE",
+    "check_fit",
+    "is_packable",
+    "parameters_of",
+    "rows_of_projections",
+    "shapes_of",
+    "weights_of",
+]
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 OWN = ("in_proj_weight", *SEPARATE, "in_proj_bias", "bias_k", "bias_v")  # torch's order in a state_dict
 
 
-def _rows_of(module: Any) -> tuple[int, int, int]:
+def rows_of_projections(module: Any) -> tuple[int, int, int]:
     """Return the number of rows of the weights of query, key and value."""
     heads, kv_heads = module.num_heads, module.num_kv_heads
     return heads * module.head_dim, kv_heads * module.head_dim, kv_heads * module.v_head_dim
@@ -23,12 +32,12 @@ def _rows_of(module: Any) -> tuple[int, int, int]:
 
 def is_packable(module: Any, out_dim: int) -> bool:
     """Tell whether all sizes are torch's defaults, so that one array holds the weights of query, key and value."""
-    return {*_rows_of(module), module.kdim, module.vdim, out_dim} == {module.embed_dim}
+    return {*rows_of_projections(module), module.kdim, module.vdim, out_dim} == {module.embed_dim}
 
 
 def shapes_of(module: Any, out_dim: int, bias: bool, bias_kv: bool, packed: bool) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the existing parameters, in torch's order."""
-    q, k, v = _rows_of(module)
+    q, k, v = rows_of_projections(module)
     shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (3 * module.embed_dim, module.embed_dim)}
     if not packed:
         separate = (q, module.embed_dim), (k, module.kdim), (v, module.vdim)
@@ -57,7 +66,7 @@ def parameters_of(module: Any) -> Parameters:
     weights, biases = (module.in_proj_weight, None, None), (bias, None, None)
     if module.in_proj_weight is None:
         weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-        q, k, _ = _rows_of(module)
+        q, k, _ = rows_of_projections(module)
         biases = biases if bias is None else (bias[:q], bias[q : q + k], bias[q + k :])
     extra_key = None if bias_k is None else bias_k.squeeze((0, 1))
     extra_value = None if bias_v is None else bias_v.squeeze((0, 1))

@@ -17,6 +17,8 @@ from pyattn._util.typing import RNG, Align, Convention, EmptyRows, FloatArray, W
 from pyattn.functional._attention import AttentionResult
 from pyattn.functional._self_attention import read_weight, self_attention
 from pyattn.nn import init
+from pyattn.nn.attention.gradients import SelfMasks, record_self
+from pyattn.nn.gradients import recorded, running
 from pyattn.nn.inputs import as_inputs, check_dtype
 from pyattn.nn.module import Module
 from pyattn.nn.state import check_arrays
@@ -286,6 +288,7 @@ class SelfAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
         empty_rows: EmptyRows = "zero",
     ) -> FloatArray | AttentionResult: ...
+    @recorded
     def forward(
         self,
         x: npt.ArrayLike,
@@ -339,6 +342,11 @@ class SelfAttention(Module):
         dtype = self.w_query.dtype
         given = (("x", x),) if context is None else (("x", x), ("context", context))
         rows, *others = as_inputs(given, dtype)
+        if running().records:
+            masks = SelfMasks(attn_mask, is_causal, align, window, key_lengths)
+            return record_self(
+                self, (rows, *others), (x, context), masks, as_flag(need_weights, "need_weights"), empty_rows
+            )
         result = self_attention(
             rows,
             self.w_query,

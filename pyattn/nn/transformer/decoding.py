@@ -21,7 +21,7 @@ from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead_masks import lengths_of
 from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.embedding import Embedding
-from pyattn.nn.feed_forward import drop
+from pyattn.nn.gradients import drop
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding

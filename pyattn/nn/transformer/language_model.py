@@ -14,6 +14,7 @@ from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.functional._multihead_masks import Masking
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
@@ -255,6 +256,7 @@ class TransformerLM(TokenModel):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, FloatArray, None]: ...
+    @recorded
     def forward(
         self,
         input: npt.ArrayLike,

@@ -22,7 +22,8 @@ from pyattn.nn.attention.cached import check_cache, open_cache, rotation_of
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.attention.parameters import parameters_of
 from pyattn.nn.containers import check_module
-from pyattn.nn.feed_forward import Activation, as_activation, core_activation, drop, feed
+from pyattn.nn.feed_forward import Activation, as_activation, core_activation, feed
+from pyattn.nn.gradients import drop, recorded, running
 from pyattn.nn.inputs import as_input, as_inputs, check_dtype, check_multiple, rounding_halves
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
@@ -178,7 +179,7 @@ class TransformerLayer(Module):
             as_flag(masks.is_causal, about[2])
             lengths = ScoreSizes(x.shape[:-2], first.num_heads, x.shape[-2], source.shape[-2])
             read.append(to_core(masks, lengths, about[:2]))
-        if not self._is_one_call():
+        if running().records or not self._is_one_call():
             own = [type(vars(self)[name]) is MultiheadAttention for name in self.attentions]  # others take arrays
             pairs = zip(own, masking, read, strict=True)
             masking = tuple(as_objects(masks, seen) if one else masks for one, masks, seen in pairs)
@@ -356,7 +357,8 @@ class TransformerLayer(Module):
 
         def add(x: FloatArray, norm: Callable[[FloatArray], FloatArray], part: Callable[..., FloatArray]) -> FloatArray:
             y = drop(part(norm(x) if self.norm_first else x), dropout, generator)
-            return x + y if self.norm_first else norm(x + y)
+            total = running().add(x, y)
+            return total if self.norm_first else norm(total)
 
         def attended(x: FloatArray, attend: Attend) -> FloatArray:
             y, seen = attend(x)
@@ -567,6 +569,7 @@ class TransformerEncoderLayer(TransformerLayer):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, FloatArray, None]: ...
+    @recorded
     def forward(
         self,
         src: npt.ArrayLike,
@@ -810,6 +813,7 @@ class TransformerDecoderLayer(TransformerLayer):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]: ...
+    @recorded
     def forward(
         self,
         tgt: npt.ArrayLike,

@@ -15,6 +15,7 @@ from pyattn.cache.kv_cache import KVCache
 from pyattn.functional._multihead_masks import Masking, lengths_of, read_padding_mask
 from pyattn.nn.embedding import Embedding
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
@@ -312,6 +313,7 @@ class Seq2SeqTransformer(TokenModel):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, FloatArray, FloatArray]: ...
+    @recorded
     def forward(
         self,
         src: npt.ArrayLike,

@@ -20,6 +20,7 @@ from pyattn.nn.attention.cached import check_cache
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.containers import ModuleList, check_module, modules_of
 from pyattn.nn.feed_forward import core_activation
+from pyattn.nn.gradients import recorded, running
 from pyattn.nn.inputs import rounding_halves
 from pyattn.nn.module import Module
 from pyattn.nn.transformer.layer import TransformerDecoderLayer, TransformerEncoderLayer
@@ -232,7 +233,7 @@ class Stack(Module):
         cross: list[FloatArray] = []
         result: Any = x
         for layer in self.layers:
-            result = layer(result, *memory, **masks, **options)
+            result = running().layer(layer, result, *memory, **masks, **options)
             if need_weights:
                 result, self_weights, cross_weights = result
                 own.append(self_weights)
@@ -368,6 +369,7 @@ class TransformerEncoder(Stack):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, list[FloatArray], None]: ...
+    @recorded
     def forward(
         self,
         src: npt.ArrayLike,
@@ -421,7 +423,7 @@ class TransformerEncoder(Stack):
         causal = as_flag(is_causal, "is_causal", default=False)
         masks = {"src_mask": mask, "src_key_padding_mask": src_key_padding_mask, "is_causal": causal}
         output, self_weights, _ = self._through(src, rng=rng, need_weights=need_weights, **masks)
-        cut = self.use_nested_tensor and output.ndim == 3 and mask is None and not causal
+        cut = self.use_nested_tensor and not running().records and output.ndim == 3 and mask is None and not causal
         if cut and src_key_padding_mask is not None:
             padding = None if self.layers[0].training else _padding_at_the_ends(src_key_padding_mask)
             if padding is not None:
@@ -519,6 +521,7 @@ class TransformerDecoder(Stack):
         need_weights: bool,
         rng: RNG = None,
     ) -> FloatArray | tuple[FloatArray, list[FloatArray], list[FloatArray]]: ...
+    @recorded
     def forward(
         self,
         tgt: npt.ArrayLike,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-import pyattn.functional as functional
 from pyattn._util.arguments import as_count, as_flag
 from pyattn._util.halves import as_float32, as_stored_dtype, compute_dtype
 from pyattn._util.ids import as_ids, read_lengths
@@ -20,7 +19,7 @@ from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.masks import from_blocked, padding
 from pyattn.nn import init
 from pyattn.nn.embedding import Embedding
-from pyattn.nn.feed_forward import drop
+from pyattn.nn.gradients import drop, running
 from pyattn.nn.linear import Linear
 from pyattn.nn.module import Module
 from pyattn.nn.positions import PositionalEncoding
@@ -102,13 +101,16 @@ def embed(
     """Compute ``embedding(ids) * sqrt(d_model)``, add positions, and drop in training, in one pass of the core."""
     options: dict[str, Any] = {} if rng is None else {"rng": rng}
     if type(embedding) is not Embedding or type(positions) is not PositionalEncoding:
-        output: FloatArray = positions(as_float32(embedding(ids)) * math.sqrt(d_model), start, **options)
+        found, scale = as_float32(embedding(ids)), math.sqrt(d_model)
+        scaled = running().step(found * scale, (found,), lambda grad: (grad * scale,))
+        output: FloatArray = positions(scaled, start, **options)
         return output
     length_first = ids.ndim == 2 and not batch_first
-    rows = positions.rows(ids.shape[0] if length_first else ids.shape[-1], start, compute_dtype(embedding.weight.dtype))
-    rows = as_float32(rows[:, np.newaxis] if length_first else rows)
+    length, dtype = ids.shape[0] if length_first else ids.shape[-1], compute_dtype(embedding.weight.dtype)
+    rows = positions.tracked_rows(length, start, dtype)
+    rows = running().reshape(rows, (length, 1, -1)) if length_first else rows
     # Vaswani et al. 2017, sections 3.4 and 3.5.
-    x = functional.embedding(ids, embedding.weight, scale=math.sqrt(d_model), residual=rows)
+    x = embedding.look_up(ids, math.sqrt(d_model), rows)
     return drop(x, positions.dropout if positions.training else 0.0, rng)
 
 

@@ -15,6 +15,7 @@ from pyattn._util.typing import RNG, FloatArray
 from pyattn.nn import init
 from pyattn.nn.containers import check_module
 from pyattn.nn.feed_forward import Activation
+from pyattn.nn.gradients import recorded
 from pyattn.nn.inputs import widen_half
 from pyattn.nn.module import Module
 from pyattn.nn.norm import LayerNorm
@@ -197,6 +198,7 @@ class Transformer(Module):
             if array.ndim > 1:
                 init.xavier_uniform_(array, rng=generator)
 
+    @recorded
     def forward(
         self,
         src: npt.ArrayLike,

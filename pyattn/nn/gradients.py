@@ -1,0 +1,399 @@
+"""Gradients of modules: a tape of what a call did, and the way back through it."""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.halves import as_float32, is_half, round_to, rounded
+from pyattn._util.random import draw_seed
+from pyattn._util.typing import RNG, FloatArray
+from pyattn.masks import Mask
+
+__all__ = [
+    "Backward",
+    "Run",
+    "Tape",
+    "add_gradient",
+    "add_product",
+    "add_sum",
+    "as_rows",
+    "call_vjp",
+    "drop",
+    "recorded",
+    "rows_of",
+    "running",
+    "sum_to",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+Step: TypeAlias = Callable[[FloatArray], Sequence[FloatArray | None]]
+
+
+class Run:
+    """How forward computes: a plain call notes nothing."""
+
+    records = False
+
+    def tracks(self, x: Any) -> bool:
+        """Tell whether an array has a gradient."""
+        return False
+
+    def layer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call one of several layers, which may be computed again on the way back."""
+        return module(*args, **kwargs)
+
+    def step(self, output: FloatArray, sources: Sequence[Any], backward: Step) -> FloatArray:
+        """Note that output was computed from sources; backward turns its gradient into theirs."""
+        return output
+
+    def reshape(self, x: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+        """View an array in another shape."""
+        return self.step(x.reshape(shape), (x,), lambda grad: (grad.reshape(x.shape),))
+
+    def swap(self, x: FloatArray) -> FloatArray:
+        """Swap the first two axes of a view."""
+        return self.step(x.swapaxes(0, 1), (x,), lambda grad: (grad.swapaxes(0, 1),))
+
+    def add(self, x: FloatArray, y: FloatArray) -> FloatArray:
+        """Compute x + y, of x's shape; y is broadcast."""
+        return self.step(np.asarray(x + y), (x, y), lambda grad: (grad, sum_to(grad, y.shape)))
+
+
+_PLAIN = Run()
+_RUNNING: contextvars.ContextVar[Run] = contextvars.ContextVar("running", default=_PLAIN)
+
+
+def running() -> Run:
+    """Return how this thread's forward computes."""
+    return _RUNNING.get()
+
+
+def recorded(forward: _Forward) -> _Forward:
+    """Mark a forward whose steps a tape can record: modules are called, all else is noted by `Run.step`."""
+    forward._is_recorded = True  # type: ignore[attr-defined]
+    return forward
+
+
+class Tape(Run):
+    """A record of the steps of a call, which gradients go through backwards."""
+
+    records = True
+
+    def __init__(self, inputs: Sequence[FloatArray] = (), checkpoint: bool = False) -> None:
+        self._checkpoint = checkpoint
+        self._steps: list[tuple[FloatArray, Sequence[Any], Step]] = []
+        self._tracked = {id(x): x for x in inputs}  # an id belongs to an array only as long as that exists
+
+    def run(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call forward, whose steps are recorded here."""
+        before = _RUNNING.set(self)
+        try:
+            if not is_recorded(module):
+                return self.call(module, args, kwargs)
+            return module.forward(*args, **kwargs)
+        finally:
+            _RUNNING.reset(before)
+
+    def call(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a part: `Module.__call__` does this while a tape runs."""
+        if is_recorded(module):
+            return module.forward(*args, **kwargs)
+        output, backward = self._plainly(module.vjp, args, kwargs)
+        sources = (*args, *(kwargs[name] for name in inspect.signature(module.forward).parameters if name in kwargs))
+        self.step(_first(output), sources, backward)
+        return output
+
+    def layer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a layer on a tape of its own, which with `checkpoint` is made on the way back."""
+        sources = (*args, *kwargs.values())
+        inputs = [x for x in sources if self.tracks(x)]
+        rng = copy.deepcopy(kwargs.get("rng")) if self._checkpoint else None
+        if self._checkpoint:
+            tape, output = None, self._plainly(module, args, kwargs)
+        else:
+            tape = Tape(inputs)
+            output = tape.run(module, args, kwargs)
+
+        def backward(grad: FloatArray) -> Sequence[FloatArray | None]:
+            if tape is not None:
+                return tape.gradients([(_first(output), grad)], sources)
+            again = Tape(inputs)
+            found = again.run(module, args, kwargs if rng is None else kwargs | {"rng": rng})
+            return again.gradients([(_first(found), grad)], sources)
+
+        self.step(_first(output), sources, backward)
+        return output
+
+    def _plainly(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call without recording."""
+        before = _RUNNING.set(_PLAIN)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _RUNNING.reset(before)
+
+    def step(self, output: FloatArray, sources: Sequence[Any], backward: Step) -> FloatArray:
+        """Record a step, even one without a tracked source: it may have parameters."""
+        if any(output is x for x in sources):
+            return output
+        self._tracked[id(output)] = output
+        self._steps.append((output, sources, backward))
+        return output
+
+    def tracks(self, x: Any) -> bool:
+        """Tell whether an array is an input, or computed from one or from parameters."""
+        return id(x) in self._tracked
+
+    def uses(self, x: FloatArray) -> bool:
+        """Tell whether a step was computed from an array, or it is the result of one."""
+        return any(source is x for _, sources, _ in self._steps for source in sources)
+
+    def gradients(
+        self, outputs: Sequence[tuple[FloatArray, FloatArray]], inputs: Sequence[Any]
+    ) -> list[FloatArray | None]:
+        """Go back from the gradients of outputs to those of inputs; the steps are forgotten on the way."""
+        found: dict[int, FloatArray] = {}
+        own: set[int] = set()  # sums, which belong to the tape: others may be shared
+
+        def add(x: Any, grad: FloatArray) -> None:
+            key = id(x)
+            if key not in found:
+                found[key] = grad
+            elif key in own:
+                found[key] += grad
+            else:
+                found[key] = np.asarray(found[key] + grad)
+                own.add(key)
+
+        for output, grad in outputs:
+            add(output, grad)
+        while self._steps:
+            output, sources, backward = self._steps.pop()
+            gradient = found.pop(id(output), None)
+            own.discard(id(output))
+            if gradient is None:
+                continue
+            for x, grad_x in zip(sources, backward(gradient), strict=False):
+                if grad_x is not None and id(x) in self._tracked:
+                    add(x, grad_x)
+        return [found.get(id(x)) for x in inputs]
+
+
+def _first(result: Any) -> Any:
+    """Return a result, or the first of several, which is the one that has a gradient."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+class Backward:
+    """The way back through one call: takes the gradient of its output, once."""
+
+    def __init__(self, tape: Tape, output: Any, inputs: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any]]) -> None:
+        self._tape: Tape | None = tape
+        self._output, self._inputs, self._dtypes = output, inputs, dtypes
+
+    def __call__(self, grad_output: npt.ArrayLike) -> tuple[FloatArray | None, ...]:
+        """Return the gradients of the arguments, in forward's order; None for those that are not arrays of floats.
+
+        Parameters
+        ----------
+        grad_output : array_like
+            Gradient of the loss with respect to the output, and of its shape. Where the output is a tuple, that of its
+            first entry, or a tuple with None for entries that the loss does not depend on.
+
+        Returns
+        -------
+        tuple of (ndarray or None)
+            One for each argument that was passed, of its shape and dtype.
+
+        Raises
+        ------
+        RuntimeError
+            It was called before.
+        ValueError
+            The shape is another one, or an entry of the output has no gradient, such as weights of attention.
+        TypeError
+            grad_output does not hold real numbers.
+        """
+        if self._tape is None:
+            raise RuntimeError("this backward has run, and runs once; call vjp again for another one")
+        seeds = self._read(grad_output)
+        tape, self._tape = self._tape, None
+        found = tape.gradients(seeds, list(self._inputs.values()))
+        result = []
+        for name, grad in zip(self._inputs, found, strict=True):
+            dtype = self._dtypes.get(name)
+            array = self._inputs[name]
+            if grad is None and dtype is not None:
+                grad = np.zeros(array.shape, array.dtype)
+            result.append(None if grad is None or dtype is None else round_to(grad, dtype))
+        return tuple(result)
+
+    def _read(self, grad_output: Any) -> list[tuple[FloatArray, FloatArray]]:
+        """Pair each output that has a gradient with it."""
+        outputs = self._output if isinstance(self._output, tuple) else (self._output,)
+        given = grad_output if isinstance(grad_output, tuple) else (grad_output,)
+        seeds = []
+        for n, one in enumerate(given):
+            name = f"grad_output[{n}]" if isinstance(grad_output, tuple) else "grad_output"
+            if one is None:
+                continue
+            output = outputs[n] if n < len(outputs) else None
+            if output is None or self._tape is None or not self._tape.tracks(output):
+                raise ValueError(f"{name} is given, but that entry of the output has no gradient; pass None")
+            array = as_float32(_core.as_real(one, name))
+            if array.shape != output.shape:
+                raise ValueError(f"{name} has shape {array.shape}, expected {output.shape} as the output")
+            seeds.append((output, array.astype(output.dtype, copy=False)))
+        return seeds
+
+
+def call_vjp(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: bool) -> tuple[Any, Backward]:
+    """Call forward with a tape; the first argument says, as in a plain call, whether results are halves."""
+    name = type(module).__name__
+    if not is_recorded(module):
+        raise NotImplementedError(
+            f"{name} defines forward alone; for gradients, define vjp, which takes forward's arguments and returns "
+            "its output and a function: from the gradient of the output to a tuple, one gradient for each argument"
+        )
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    inputs: dict[str, Any] = {}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    seen: set[int] = set()
+    for argument, value in list(bound.arguments.items()):
+        array = _as_floats(value, argument)
+        if array is not None:
+            dtypes[argument] = array.dtype.newbyteorder("=")
+            wide = as_float32(array)
+            if id(wide) in seen:
+                wide = wide.view()  # each argument has a gradient of its own
+            seen.add(id(wide))
+            bound.arguments[argument] = value = wide
+        inputs[argument] = value
+    tape = Tape([inputs[argument] for argument in dtypes], checkpoint)
+    output = tape.run(module, bound.args, bound.kwargs)
+    half = next(iter(dtypes.values()), None) if module._widens_halves else None
+    shown = output if half is None or not is_half(half) else rounded(output, half)
+    results = output if isinstance(output, tuple) else (output,)
+    for argument in dtypes:
+        if not tape.uses(inputs[argument]) and not any(inputs[argument] is x for x in results):
+            raise NotImplementedError(f"{argument} has no gradient in {name}.vjp; pass it as an array of bool or int")
+    return shown, Backward(tape, output, inputs, dtypes)
+
+
+def _as_floats(value: Any, name: str) -> FloatArray | None:
+    """Read an argument that holds floats; None for others."""
+    if isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            return None
+    elif isinstance(value, Mask) or not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
+        return None
+    array = _core.as_array(value, name)
+    return array if array.ndim > 0 and (array.dtype.kind == "f" or is_half(array.dtype)) else None
+
+
+def is_recorded(module: Any) -> bool:
+    """Tell whether the steps of a module's own forward can be recorded."""
+    return getattr(type(module).forward, "_is_recorded", False)
+
+
+# Gradients of parameters
+
+
+def add_gradient(module: Any, name: str, grad: FloatArray) -> None:
+    """Add to the gradient of a parameter, which has its memory order; grad is the caller's to give away."""
+    held = module._gradients
+    if name in held:
+        held[name] += grad
+        return
+    like = vars(module)[name]
+    if grad.shape == like.shape and _order(grad) == _order(like) and grad.base is None:
+        total = grad
+    else:
+        total = np.empty_like(like, dtype=grad.dtype)
+        total[...] = grad
+    module._set_gradients({**held, name: total})
+
+
+def _order(array: FloatArray) -> list[int]:
+    """Order of the axes in memory."""
+    return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+
+
+def add_product(module: Any, name: str, x: FloatArray, grad: FloatArray, rows: slice = slice(None)) -> None:
+    """Add ``grad.T @ x`` to the gradient of a weight's rows, in the weight's memory order, in one pass over it."""
+    x, grad = as_rows(x), as_rows(grad)
+    total = _gradient_of(module, name)[rows]
+    if abs(total.strides[0]) <= abs(total.strides[1]):  # (in, out)
+        _core.linear(x.T, grad.T, residual=total.T, out=total.T)
+    else:
+        _core.linear(grad.T, x.T, residual=total, out=total)
+
+
+def add_sum(module: Any, name: str, grad: FloatArray, rows: slice = slice(None)) -> None:
+    """Add the sum over rows to the gradient of part of a bias; None has none."""
+    if vars(module)[name] is None:
+        return
+    grad = as_rows(grad)
+    total = _gradient_of(module, name)[rows]
+    total += _core.linear(np.ones((1, len(grad)), grad.dtype), grad.T)[0]
+
+
+def _gradient_of(module: Any, name: str) -> FloatArray:
+    """Return the gradient that a module holds for a parameter, at first zeros."""
+    held: Mapping[str, FloatArray] = module._gradients
+    if name not in held:
+        like = vars(module)[name]
+        held = {**held, name: np.zeros_like(like, dtype=np.float32 if is_half(like.dtype) else like.dtype)}
+        module._set_gradients(held)
+    return held[name]
+
+
+def as_rows(x: FloatArray) -> FloatArray:
+    """View (..., features) as rows."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def sum_to(grad: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """Sum a gradient over the axes along which an array of this shape was broadcast."""
+    lead = grad.ndim - len(shape)
+    axes = (*range(lead), *(lead + n for n, size in enumerate(shape) if size == 1 and grad.shape[lead + n] != 1))
+    if not axes:
+        return grad
+    return grad.sum(axes, dtype=np.float64).astype(grad.dtype).reshape(shape)
+
+
+def rows_of(module: Any, rows: FloatArray, which: slice | int) -> FloatArray:
+    """Track rows of a module's weight: their gradient goes to the weight's."""
+
+    def backward(grad: FloatArray) -> tuple[()]:
+        total = _gradient_of(module, "weight")[which]
+        total += grad
+        return ()
+
+    return running().step(rows, (), backward)
+
+
+# Dropout
+
+
+def drop(x: FloatArray, p: float, rng: RNG) -> FloatArray:
+    """Apply dropout to (..., features), as `pyattn.functional.dropout` does."""
+    if p == 0:
+        return x
+    seed = draw_seed(rng)
+
+    def dropped(y: FloatArray) -> FloatArray:
+        return _core.drop_rows(np.ascontiguousarray(y), p, seed).reshape(y.shape)
+
+    return running().step(dropped(x), (x,), lambda grad: (dropped(grad),))
