@@ -135,7 +135,7 @@ static int refuse_foreign(PyObject *object, const char *name)
         Py_DECREF(attribute);
         if (needs > 0)
             PyErr_Format(PyExc_TypeError,
-                         "%s is a tensor that requires grad, and pyattn computes no gradients; pass %s.detach()",
+                         "%s is a tensor that requires grad; pass %s.detach(), or use pyattn.interop.torch, which has gradients",
                          name, name);
         if (needs != 0) return -1;
     }

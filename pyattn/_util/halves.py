@@ -146,7 +146,7 @@ def of_tensor(tensor: Any, name: str) -> npt.NDArray[Any]:
         same = len({item.dtype for item in items}) == 1
         return np.array(items if same else [as_float32(item) for item in items])  # NumPy promotes the others
     if getattr(tensor, "requires_grad", False):
-        raise TypeError(f"{name} requires grad, and pyattn computes no gradients; pass {name}.detach()")
+        raise TypeError(f"{name} requires grad; pass {name}.detach(), or use pyattn.interop.torch, which has gradients")
     if getattr(tensor, "dtype", None) != torch.bfloat16:
         return _core.as_array(tensor, name)
     bits = tensor.resolve_neg().view(torch.int16).numpy()  # a view with torch's negative bit has no bits of its own

@@ -11,7 +11,6 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 __all__ = [
     "FROM_ARRAYS",
-    "NO_GRADIENTS",
     "naming_keywords",
     "naming_keywords_of_class",
     "nearest",
@@ -75,7 +74,7 @@ _ELSEWHERE = {
 }
 _CACHES = {"cache", "past_key_values", "use_cache"}
 _HEADS = {"heads", "n_head", "n_heads", "nhead", "num_attention_heads", "num_heads"}
-NO_GRADIENTS = "pyattn computes no gradients: train elsewhere and load the state_dict"
+_GRADIENTS = "output, backward = module.vjp(...) is the way to gradients of a module"
 _HOMES = {  # names whose module is elsewhere
     "from_pretrained": "models.load",
     "from_torch": "interop.torch.from_torch",
@@ -84,10 +83,9 @@ _HOMES = {  # names whose module is elsewhere
     "to_torch": "interop.torch.to_torch",
 }
 _HOW = {  # names without a function here
-    **dict.fromkeys(("autograd", "no_grad", "optim"), NO_GRADIENTS),
-    **dict.fromkeys(
-        ("backward", "grad"), f"{NO_GRADIENTS}; pyattn.trace(...).backward(grad_outputs) shows those of one head"
-    ),
+    **dict.fromkeys(("autograd", "grad"), _GRADIENTS),
+    "backward": f"{_GRADIENTS}, and pyattn.trace(...).backward(grad_outputs) shows those of one head",
+    "no_grad": "a plain call keeps nothing for gradients: leave it out",
     "attention_weights": "pyattn.attention(query, key, value, need_weights=True) returns them",
     "relu": "numpy.maximum(x, 0) is the same",
     "split_heads": "x.reshape(*x.shape[:-1], heads, -1).swapaxes(-3, -2) is the same",

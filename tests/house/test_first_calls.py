@@ -177,7 +177,7 @@ CALLS = {
         AttributeError,
         "did you mean cause.fix?",
     ),
-    "gradients": (lambda: language_model().zero_grad(), AttributeError, "computes no gradients"),
+    "gradients": (lambda: language_model().backward(), AttributeError, "output, backward = module.vjp(x)"),
     "ragged tokens": (
         lambda: language_model()([[1, 2], [3]]),
         ValueError,
@@ -364,7 +364,7 @@ CALLS = {
         AttributeError,
         "did you mean pyattn.models.load?",
     ),
-    "optimizer": (lambda: pyattn.optim, AttributeError, "; pyattn computes no gradients"),
+    "gradients at the top": (lambda: pyattn.autograd, AttributeError, "output, backward = module.vjp(...)"),
     "converter's name": (
         lambda: pyattn.interop.from_torch,
         AttributeError,

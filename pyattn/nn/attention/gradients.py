@@ -141,12 +141,13 @@ def record_self(
     rows = [read_rows(one, "x", columns) for one in (x, context, context)]
     if len(inputs) == 1 or given[1] is None:
         given = (given[0], given[0])
-    projected = []
-    for one, name, source in zip(rows, names, (given[0], given[1], given[1]), strict=True):
-        y = _project_one(module, one, f"w_{name}", f"b_{name}", source, columns)
-        projected.append(y)
+    q, k, v = (
+        _project_one(module, one, name, source, columns)
+        for one, name, source in zip(rows, names, (given[0], given[1], given[1]), strict=True)
+    )
     pairs = (*rows[0].shape[:-1], rows[1].shape[-2])
-    mask, floats = masks.attn_mask, ()
+    mask: Any = masks.attn_mask
+    floats: tuple[tuple[Any, tuple[int, ...]], ...] = ()
     if mask is not None:
         array = np.asarray(mask) if isinstance(mask, Mask) else _core.as_array(mask, "attn_mask")
         array = array[..., np.newaxis, :, :] if array.ndim > 2 else array
@@ -157,7 +158,9 @@ def record_self(
     options["key_lengths"] = masks.key_lengths
     scale = module.scale
     result = record_attention(
-        *projected,
+        q,
+        k,
+        v,
         OneMask(mask, options, floats),
         NO_DROPOUT,
         scale=scale,
@@ -174,8 +177,9 @@ def record_self(
     return AttentionResult(output, weights.swapaxes(-1, -2) if columns else weights)
 
 
-def _project_one(module: Any, rows: FloatArray, name: str, bias: str, source: Any, columns: bool) -> FloatArray:
+def _project_one(module: Any, rows: FloatArray, part: str, source: Any, columns: bool) -> FloatArray:
     """Compute queries, keys or values of the one head, (..., length, 1, dim)."""
+    name, bias = f"w_{part}", f"b_{part}"
     weight = vars(module)[name] if columns else vars(module)[name].T
     y = _core.linear(rows, weight, vars(module)[bias])
     y = y.reshape(*y.shape[:-1], 1, -1)
