@@ -215,6 +215,46 @@ def rotary(
 def argmax_rows(x: _Float, /) -> npt.NDArray[np.int64]: ...
 def top_k_rows(x: _Float, k: int, /) -> tuple[_Float, npt.NDArray[np.int64]]: ...
 def softmax_rows(x: _Float, logarithm: bool, /) -> _Float: ...
+def cross_entropy(
+    input: npt.ArrayLike,
+    ids: npt.ArrayLike | None,
+    target: npt.ArrayLike | None,
+    weight: npt.ArrayLike | None,
+    ignore_index: int,
+    reduction: int,
+    label_smoothing: float,
+    /,
+) -> tuple[float | _Float, _Float]: ...
+def sum_squares(x: _Float, /) -> float: ...
+def adam_step(
+    parameter: _Float,
+    gradient: _Float,
+    mean: _Float,
+    square: _Float,
+    max_square: _Float | None,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: float,
+    decoupled: bool,
+    maximize: bool,
+    /,
+) -> bool: ...
+def sgd_step(
+    parameter: _Float,
+    gradient: _Float,
+    buffer: _Float | None,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    begins: bool,
+    nesterov: bool,
+    maximize: bool,
+    /,
+) -> bool: ...
 def fill_keep_mask(keep: npt.NDArray[np.bool_], dropout_p: float, seed: int, /) -> None: ...
 def drop_rows(x: _Float, dropout_p: float, seed: int, /) -> _Float: ...
 def merge_states(outputs: tuple[_Float, ...], lses: tuple[_Float, ...], output: _Float, lse: _Float, /) -> None: ...

@@ -283,8 +283,8 @@ typedef struct {
     attn_tensor q_bias, k_bias, v_bias;
     attn_tensor extra_key, extra_value; /* (kv_heads * head_dim), (kv_heads * v_head_dim): a pair after all others */
     int add_zero;                       /* a pair of zeros after that */
-    attn_tensor out_weight, out_bias; /* (out_dim, heads * v_head_dim); left out: output is the heads side by side */
-    attn_tensor residual;             /* (..., q_len, out_dim), added last; needs out_weight */
+    attn_tensor out_weight, out_bias;   /* (out_dim, heads * v_head_dim); left out: output is the heads side by side */
+    attn_tensor residual;               /* (..., q_len, out_dim), added last; needs out_weight */
     ptrdiff_t heads, kv_heads;
     attn_rotary_args rotary; /* applied to q and k if inv_freq is set; its x, layout and num_threads are ignored */
     const ptrdiff_t *cache_first, *cache_count; /* (batches); cache_count NULL: all rows */
@@ -364,6 +364,56 @@ ATTN_API attn_status attn_layer(const attn_layer_args *args, attn_tensor y, attn
 /* y = activation(x), over n contiguous elements; y may be x. */
 ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation, ptrdiff_t n, const void *x, void *y,
                                    int num_threads, attn_error *error);
+
+/* Arguments of the cross entropy of softmax(x): the loss of a row is
+ *
+ *     sum over classes c of -weight[c] * t[c] * log(softmax(x)[c])
+ *     t = (1 - label_smoothing) * target + label_smoothing / classes
+ *
+ * with target 1 for the class ids[row], else 0, or the probabilities of target. A row whose id is ignore_index has the
+ * loss 0 and the gradient 0. The mean of the losses divides by the weights of their ids, or by the rows where target is
+ * given. Zero-initialise what is left out. */
+typedef enum { ATTN_REDUCE_MEAN, ATTN_REDUCE_SUM, ATTN_REDUCE_NONE } attn_reduction;
+typedef struct {
+    attn_tensor x;      /* (..., classes), with a contiguous last axis */
+    attn_tensor ids;    /* (...), ATTN_I64, contiguous */
+    attn_tensor target; /* (..., classes), with a contiguous last axis, in place of ids */
+    attn_tensor weight; /* (classes), contiguous */
+    int64_t ignore_index;
+    attn_reduction reduction;
+    double label_smoothing;
+    int num_threads;
+} attn_cross_entropy_args;
+
+/* Computes the losses (...), contiguous, which may be left out; the gradient (..., classes) of their mean or sum, which
+ * may be x if it has its dtype; and *loss, which is the mean or the sum. Losses and gradient are float64 where x is, else
+ * float32. Sums over rows are in their order and in double. */
+ATTN_API attn_status attn_cross_entropy(const attn_cross_entropy_args *args, attn_tensor losses, attn_tensor gradient,
+                                        double *loss, attn_error *error);
+
+/* A step of Adam, or with `decoupled` of AdamW, in torch's order of operations: on n contiguous elements of a parameter
+ * of `dtype`, in place. The gradient and the moments mean, square and max_square (AMSGrad; NULL: without) are float64
+ * where the parameter is, else float32. `step` counts from 1. Denormal results are 0. */
+typedef struct {
+    double lr, beta1, beta2, epsilon, weight_decay, step;
+    int decoupled, maximize;
+    int num_threads;
+} attn_adam_args;
+ATTN_API attn_status attn_adam(const attn_adam_args *args, attn_dtype dtype, ptrdiff_t n, void *parameter,
+                               const void *gradient, void *mean, void *square, void *max_square, attn_error *error);
+
+/* The same of SGD, with a momentum buffer or NULL; `begins`: the buffer holds nothing yet. */
+typedef struct {
+    double lr, momentum, dampening, weight_decay;
+    int nesterov, maximize, begins;
+    int num_threads;
+} attn_sgd_args;
+ATTN_API attn_status attn_sgd(const attn_sgd_args *args, attn_dtype dtype, ptrdiff_t n, void *parameter,
+                              const void *gradient, void *momentum, attn_error *error);
+
+/* The sum of the squares of n contiguous elements of float32 or float64, in double and in a fixed order. */
+ATTN_API attn_status attn_sum_squares(attn_dtype dtype, ptrdiff_t n, const void *x, double *sum, int num_threads,
+                                      attn_error *error);
 
 /* The number of threads for calls with num_threads = 0. 0 sets the default: PYATTN_NUM_THREADS, else OMP_NUM_THREADS,
  * else the CPUs that affinity and cgroup allow. */

@@ -25,6 +25,9 @@
 #include "weights.inc.h"
 #include "linear.inc.h"
 #include "rotary.inc.h"
+#include "cross_entropy.inc.h"
+#include "sum_squares.inc.h"
+#include "optimizer.inc.h"
 #include "topk.inc.h"
 #include "measure.inc.h"
 
@@ -71,6 +74,10 @@ static const attn_kernels K(kernels) = {
     .rotary_table = K(rotary_table),
     .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
+    .cross_entropy_row = K(cross_entropy_row),
+    .sum_squares = K(sum_squares),
+    .adam = K(adam),
+    .sgd = K(sgd),
     .topk = K(topk),
     .topk_order = K(topk_order),
     .exp2_array = K(exp2_array),

@@ -95,6 +95,33 @@ typedef struct {
     const void *shift, *factor, *delta;
 } attn_softmax_rows;
 
+/* The target of a row's cross entropy, which gives class j the share (on * target[j] + off) * weight[j]. Without
+ * `target` it is 1 for `label`, else 0; weight may be NULL. Gradients are multiplied by `scale`. */
+typedef struct {
+    const void *target, *weight;
+    ptrdiff_t label;
+    double on, off, scale;
+} attn_target_row;
+
+/* A step of Adam, or of AdamW: optimizer.inc.h. All are rounded to reals. */
+typedef struct {
+    double sign;         /* of the gradient: -1 to maximise */
+    double weight_decay; /* added to the gradient, times the parameter; Adam */
+    double shrink;       /* factor of the parameter; AdamW */
+    double beta1, beta2, epsilon;
+    double first_share, second_share; /* 1 - beta1, 1 - beta2, of the gradient and of its square */
+    double second_scale;              /* of the square root of the second moment */
+    double step_size;
+} attn_adam_step;
+
+/* A step of SGD. */
+typedef struct {
+    double sign, weight_decay; /* as above */
+    double momentum, share;    /* of the buffer, and of the gradient in it */
+    double step_size;
+    int begins, nesterov; /* begins: the buffer held nothing before */
+} attn_sgd_step;
+
 /* A tile of a weight that lies as (inner, features), and where its packed copy goes: ATTN_FOLD_FEATURES *
  * ATTN_TILE_FEATURES reals at most. */
 typedef struct {
@@ -278,6 +305,17 @@ typedef struct {
 
     /* y = softmax(x), or its natural logarithm, over n contiguous elements; y may be x. */
     void (*softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm);
+
+    /* The cross entropy of softmax(x), n contiguous elements, with a target, and its gradient, which may be x. */
+    double (*cross_entropy_row)(const attn_target_row *target, ptrdiff_t n, const void *x, void *gradient);
+
+    /* The sum of n squares, in double. */
+    double (*sum_squares)(ptrdiff_t n, const void *x);
+
+    /* A step of an optimiser for n contiguous elements. max_square, AMSGrad's, and SGD's momentum may be NULL. */
+    void (*adam)(const attn_adam_step *step, ptrdiff_t n, void *parameter, const void *gradient, void *mean,
+                 void *square, void *max_square);
+    void (*sgd)(const attn_sgd_step *step, ptrdiff_t n, void *parameter, const void *gradient, void *momentum);
 
     /* The k largest elements of a row, a part at a time. topk adds elements [from, to) to the heap. At the end,
      * topk_order reduces a heap of `from` elements to `to`, with the removed ones in order after it. */

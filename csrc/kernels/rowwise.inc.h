@@ -76,23 +76,30 @@ static real K(exp_block)(ptrdiff_t n, const real *x, vec shift, real *y)
     return K(add_parts)(part);
 }
 
-static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
+/* The same of a whole row. */
+static real K(exp_row)(ptrdiff_t n, const real *x, real shift, real *y)
 {
-    const real *in = x;
-    real *out = y, top = -INFINITY, sum = 0, lost = 0;
-
-    /* Pass 1: maximum. It skips NaN, which pass 2 propagates through exp. */
-    top = K(row_maximum)(n, in, top);
-
-    /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
+    real sum = 0, lost = 0;
     for (ptrdiff_t i = 0; i < n; i += K(row_block)) {
         const ptrdiff_t count = n - i < K(row_block) ? n - i : K(row_block);
-        const real block = K(exp_block)(count, in + i, V(splat)(top), logarithm ? NULL : out + i);
+        const real block = K(exp_block)(count, x + i, V(splat)(shift), y ? y + i : NULL);
         const real total = sum + block, share = total - sum; /* Knuth's two-sum */
         lost += (sum - (total - share)) + (block - share);
         sum = total;
     }
-    sum += lost;
+    return sum + lost;
+}
+
+static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
+{
+    const real *in = x;
+    real *out = y;
+
+    /* Pass 1: maximum. It skips NaN, which pass 2 propagates through exp. */
+    const real top = K(row_maximum)(n, in, -INFINITY);
+
+    /* Pass 2: exponentials and their sum; the log form needs the sum alone. */
+    const real sum = K(exp_row)(n, in, top, logarithm ? NULL : out);
 
     /* Pass 3: the result */
     if (logarithm) {

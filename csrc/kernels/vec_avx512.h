@@ -31,6 +31,8 @@ static inline vf32 vf32_mul(vf32 a, vf32 b) { return _mm512_mul_ps(a, b); }
 static inline vf64 vf64_mul(vf64 a, vf64 b) { return _mm512_mul_pd(a, b); }
 static inline vf32 vf32_div(vf32 a, vf32 b) { return _mm512_div_ps(a, b); }
 static inline vf64 vf64_div(vf64 a, vf64 b) { return _mm512_div_pd(a, b); }
+static inline vf32 vf32_sqrt(vf32 a) { return _mm512_sqrt_ps(a); }
+static inline vf64 vf64_sqrt(vf64 a) { return _mm512_sqrt_pd(a); }
 static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm512_fmadd_pd(a, b, c); }
 /* The larger; b where either is NaN. */

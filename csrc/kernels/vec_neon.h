@@ -49,6 +49,8 @@ static inline vf32 vf32_mul(vf32 a, vf32 b) { return vmulq_f32(a, b); }
 static inline vf64 vf64_mul(vf64 a, vf64 b) { return vmulq_f64(a, b); }
 static inline vf32 vf32_div(vf32 a, vf32 b) { return vdivq_f32(a, b); }
 static inline vf64 vf64_div(vf64 a, vf64 b) { return vdivq_f64(a, b); }
+static inline vf32 vf32_sqrt(vf32 a) { return vsqrtq_f32(a); }
+static inline vf64 vf64_sqrt(vf64 a) { return vsqrtq_f64(a); }
 static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return vfmaq_f32(c, a, b); }
 static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return vfmaq_f64(c, a, b); }
 /* The larger; b if either is NaN, as on x86 (vmaxq would give NaN). */

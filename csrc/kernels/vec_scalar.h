@@ -52,6 +52,8 @@ static inline vf32 vf32_mul(vf32 a, vf32 b) { return a * b; }
 static inline vf64 vf64_mul(vf64 a, vf64 b) { return a * b; }
 static inline vf32 vf32_div(vf32 a, vf32 b) { return a / b; }
 static inline vf64 vf64_div(vf64 a, vf64 b) { return a / b; }
+static inline vf32 vf32_sqrt(vf32 a) { return (vf32){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
+static inline vf64 vf64_sqrt(vf64 a) { return (vf64){sqrt(a[0]), sqrt(a[1])}; }
 static inline vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return a * b + c; }
 static inline vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return a * b + c; }
 static inline vf32_mask vf32_lt(vf32 a, vf32 b) { return a < b; }

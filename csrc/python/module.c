@@ -16,8 +16,10 @@ static int execute(PyObject *module)
         pyattn_feed_forward_methods,       /* feed-forward part */
         pyattn_layer_methods,              /* Transformer layer */
         pyattn_linear_methods,             /* linear layer */
+        pyattn_loss_methods,               /* cross entropy */
         pyattn_multihead_methods,          /* multi-head attention */
         pyattn_norm_methods,               /* layer and RMS normalisation */
+        pyattn_optimizer_methods,          /* steps of optimisers */
         pyattn_rotary_methods,             /* rotary position embedding */
         pyattn_rows_methods,               /* softmax, merge_states, conversions */
         pyattn_runtime_methods,            /* threads and instruction sets */
