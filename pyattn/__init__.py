@@ -57,6 +57,7 @@ __all__ = [
     "merge_states",
     "models",
     "nn",
+    "optim",
     "plot",
     "runtime",
     "scaled_dot_product_attention",
@@ -71,15 +72,16 @@ __all__ = [
 ]
 
 # Imported on first use, then ordinary attributes: name -> the package that defines it, or the name itself.
-_LAZY = {name: name for name in ("generation", "interop", "models", "nn", "plot", "reference", "testing", "tracing")}
+_LAZY = {name: name for name in ("generation", "interop", "models", "nn", "optim", "plot", "reference", "testing")}
 _LAZY |= {"KVCache": "cache", "MultiheadAttention": "nn", "compare": "testing", "generate": "generation"}
-_LAZY |= {"trace": "tracing", "trace_attention": "tracing"}
+_LAZY |= {"tracing": "tracing", "trace": "tracing", "trace_attention": "tracing"}
 
 if TYPE_CHECKING:
     import pyattn.generation as generation
     import pyattn.interop as interop
     import pyattn.models as models
     import pyattn.nn as nn
+    import pyattn.optim as optim
     import pyattn.plot as plot
     import pyattn.testing as testing
     import pyattn.tracing as tracing
@@ -99,7 +101,7 @@ else:  # hidden from type checkers, for which a module's __getattr__ defines eve
 
     def _names_of_all():
         """Return the names here, and in full those of modules with functions, layers, models and pictures."""
-        names = ("functional", "nn", "generation", "models", "plot")
+        names = ("functional", "nn", "optim", "generation", "models", "plot")
         homes = [importlib.import_module(f"pyattn.{name}") for name in names]
         return [*__all__, *(f"{home.__name__}.{name}" for home in (*homes, masks) for name in home.__all__)]
 

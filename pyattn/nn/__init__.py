@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyattn._util.names import showing
 from pyattn.io.arrays import load, save
-from pyattn.nn import init
+from pyattn.nn import init, losses
 from pyattn.nn.attention.multihead import MultiheadAttention
 from pyattn.nn.attention.per_head import Heads, from_heads, to_heads
 from pyattn.nn.attention.self_attention import SelfAttention
@@ -53,6 +53,7 @@ __all__ = [
     "from_heads",
     "init",
     "load",
+    "losses",
     "save",
     "to_heads",
 ]
