@@ -192,6 +192,16 @@ def normalize(
     num_threads: SupportsIndex | None = None,
 ) -> _Float | tuple[_Float, _Float]: ...
 def activate(x: _Float, activation: str, /) -> _Float: ...
+@overload
+def activate_backward(grad_output: _Float, x: _Float, activation: str | None, gate: None = None) -> _Float: ...
+@overload
+def activate_backward(
+    grad_output: _Float, x: _Float, activation: str | None, gate: _Float
+) -> tuple[_Float, _Float]: ...
+@overload
+def activate_backward(
+    grad_output: _Float, x: _Float, activation: str | None, gate: _Float | None = None
+) -> _Float | tuple[_Float, _Float]: ...
 def multi_head(
     query: npt.ArrayLike,
     key: npt.ArrayLike | None,

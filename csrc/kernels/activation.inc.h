@@ -46,39 +46,68 @@ static inline vec K(size_up_to)(vec x, real most)
     return V(sub)(none, V(max)(V(splat)(-most), negative));
 }
 
-static inline vec K(gelu)(vec x)
+/* a = min(|x|, GELU_MOST) and e = exp(-a^2 / 2); returns Phi(-a) / e. */
+static inline vec K(gelu_tail)(vec x, vec *a, vec *e)
 {
-    const vec none = V(splat)(0), one = V(splat)(1), half = V(splat)((real)-0.5), grid = V(splat)(GELU_GRID);
-    const vec a = K(size_up_to)(x, GELU_MOST);
-    const vec near = V(mul)(V(round)(V(mul)(a, V(splat)(1 / GELU_GRID))), grid);
-    const vec rest = V(mul)(V(mul)(V(sub)(a, near), half), V(add)(a, near)); /* (near^2 - a^2) / 2 */
-    const vec e = K(exp_negative)(V(mul)(V(mul)(near, near), half), rest);
-    const vec t = V(div)(V(splat)(GELU_SPREAD), V(add)(a, V(splat)(GELU_SPREAD))), s = V(fma)(t, V(splat)(-2), one);
+    const vec one = V(splat)(1), half = V(splat)((real)-0.5), grid = V(splat)(GELU_GRID);
+    *a = K(size_up_to)(x, GELU_MOST);
+    const vec near = V(mul)(V(round)(V(mul)(*a, V(splat)(1 / GELU_GRID))), grid);
+    const vec rest = V(mul)(V(mul)(V(sub)(*a, near), half), V(add)(*a, near)); /* (near^2 - a^2) / 2 */
+    *e = K(exp_negative)(V(mul)(V(mul)(near, near), half), rest);
+    const vec t = V(div)(V(splat)(GELU_SPREAD), V(add)(*a, V(splat)(GELU_SPREAD))), s = V(fma)(t, V(splat)(-2), one);
     vec p = V(splat)(K(gelu_terms)[GELU_DEGREE]);
     ATTN_UNROLL for (int k = GELU_DEGREE - 1; k >= 0; k--) p = V(fma)(p, s, V(splat)(K(gelu_terms)[k]));
-    const vec below = V(mul)(V(mul)(V(sub)(none, a), V(mul)(p, t)), e); /* -a Phi(-a) */
+    return V(mul)(p, t);
+}
+
+static inline vec K(gelu_of_tail)(vec x, vec a, vec e, vec tail)
+{
+    const vec none = V(splat)(0), below = V(mul)(V(mul)(V(sub)(none, a), tail), e); /* -a Phi(-a) */
     return V(select)(V(lt)(x, none), below, V(add)(x, below));
 }
 
-/* x / (1 + exp(-z)), with z of x's sign, minus_z = -|z|, and a = |x|, which may be clamped where exp(-|z|) is 0. */
-static inline vec K(sigmoid_share)(vec x, vec a, vec minus_z)
+static inline vec K(gelu)(vec x)
 {
-    const vec none = V(splat)(0), e = K(exp_negative)(minus_z, none);
-    const vec part = V(select)(V(lt)(x, none), V(sub)(none, V(mul)(a, e)), x);
+    vec a, e;
+    const vec tail = K(gelu_tail)(x, &a, &e);
+    return K(gelu_of_tail)(x, a, e, tail);
+}
+
+/* x / (1 + exp(-z)), with z of x's sign, e = exp(-|z|), and a = |x|, which may be clamped where e is 0. */
+static inline vec K(sigmoid_share)(vec x, vec a, vec e)
+{
+    const vec none = V(splat)(0), part = V(select)(V(lt)(x, none), V(sub)(none, V(mul)(a, e)), x);
     return V(div)(part, V(add)(V(splat)(1), e));
+}
+
+/* |x| as far as exp(-|x|), or exp(-2|u|), is not 0, and that. */
+static inline vec K(silu_parts)(vec x, vec *e)
+{
+    const vec none = V(splat)(0), a = K(size_up_to)(x, REAL_F32 ? 120 : 1000);
+    *e = K(exp_negative)(V(sub)(none, a), none);
+    return a;
+}
+
+static inline vec K(gelu_tanh_parts)(vec x, vec *e)
+{
+    const real root = (real)-1.5957691216057308; /* -2 sqrt(2 / pi) */
+    const vec a = K(size_up_to)(x, REAL_F32 ? 20 : 40), cubic = V(mul)(V(splat)((real)0.044715), V(mul)(a, a));
+    *e = K(exp_negative)(V(mul)(V(mul)(V(splat)(root), a), V(add)(V(splat)(1), cubic)), V(splat)(0));
+    return a;
 }
 
 static inline vec K(silu)(vec x)
 {
-    const vec a = K(size_up_to)(x, REAL_F32 ? 120 : 1000);
-    return K(sigmoid_share)(x, a, V(sub)(V(splat)(0), a));
+    vec e;
+    const vec a = K(silu_parts)(x, &e);
+    return K(sigmoid_share)(x, a, e);
 }
 
 static inline vec K(gelu_tanh)(vec x)
 {
-    const real root = (real)-1.5957691216057308; /* -2 sqrt(2 / pi) */
-    const vec a = K(size_up_to)(x, REAL_F32 ? 20 : 40), cubic = V(mul)(V(splat)((real)0.044715), V(mul)(a, a));
-    return K(sigmoid_share)(x, a, V(mul)(V(mul)(V(splat)(root), a), V(add)(V(splat)(1), cubic)));
+    vec e;
+    const vec a = K(gelu_tanh_parts)(x, &e);
+    return K(sigmoid_share)(x, a, e);
 }
 
 /* Branches on `kind` at run time, which costs nothing next to the arithmetic. */

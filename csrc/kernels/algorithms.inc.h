@@ -12,6 +12,7 @@
 #include "distance.inc.h"
 #include "tanh.inc.h"
 #include "activation.inc.h"
+#include "activation_backward.inc.h"
 #include "additive.inc.h"
 #include "softmax.inc.h"
 #include "softmax_backward.inc.h"
@@ -82,6 +83,7 @@ static const attn_kernels K(kernels) = {
     .topk_order = K(topk_order),
     .exp2_array = K(exp2_array),
     .activate = K(activate),
+    .activate_backward = K(activate_backward),
     .fma_rounds = K(fma_rounds),
     .read_array = K(read_array),
 };

@@ -329,6 +329,11 @@ typedef struct {
      * too. GELU: at most 7 ULP; SILU: 4; GELU_TANH: 4, and 4 times its exponent, 2u, more where x is negative. */
     void (*activate)(attn_activation_kind kind, ptrdiff_t n, const void *x, void *y);
 
+    /* grad_x = upstream * gate * activation'(x), grad_gate = upstream * activation(x), over n contiguous elements. gate
+     * may be NULL, for 1 and no grad_gate. Each result may be any of the inputs. */
+    void (*activate_backward)(attn_activation_kind kind, ptrdiff_t n, const void *upstream, const void *x,
+                              const void *gate, void *grad_x, void *grad_gate);
+
     /* For benchmarks: fma at full speed (returns operations done), and a pure read of n reals. sink: one vector. */
     double (*fma_rounds)(ptrdiff_t rounds, void *sink);
     void (*read_array)(ptrdiff_t n, const void *x, void *sink);
