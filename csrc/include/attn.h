@@ -414,6 +414,7 @@ ATTN_API attn_status attn_sgd(const attn_sgd_args *args, attn_dtype dtype, ptrdi
 /* The sum of the squares of n contiguous elements of float32 or float64, in double and in a fixed order. */
 ATTN_API attn_status attn_sum_squares(attn_dtype dtype, ptrdiff_t n, const void *x, double *sum, int num_threads,
                                       attn_error *error);
+
 /* Gradients of y = activation(x) * gate, over n contiguous elements: grad_x = grad_output * gate * activation'(x), and
  * grad_gate = grad_output * activation(x). gate may be NULL, for 1; grad_gate is NULL then. At 0, relu' is 0. Either
  * result may be one of the inputs. */

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyattn._core import embedding, feed_forward, linear
 from pyattn._util.names import showing
-from pyattn.functional._activations import gelu, silu
+from pyattn.functional._activations import gelu, gelu_backward, silu, silu_backward
 from pyattn.functional._additive import additive_attention
 from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
 from pyattn.functional._attention_backward import AttentionGradients, attention_backward
@@ -36,6 +36,7 @@ __all__ = [
     "embedding",
     "feed_forward",
     "gelu",
+    "gelu_backward",
     "layer_norm",
     "linear",
     "log_softmax",
@@ -48,6 +49,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "self_attention",
     "silu",
+    "silu_backward",
     "softmax",
     "topk",
 ]

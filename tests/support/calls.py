@@ -24,6 +24,8 @@ MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zer
 TURNS = np.array([1.0, 0.01])
 FROZEN = np.zeros((3, 2), np.float32)
 FROZEN.flags.writeable = False
+FROZEN_HALF = Q.astype(np.float16)
+FROZEN_HALF.flags.writeable = False
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", PendingDeprecationWarning)
     MATRIX = np.matrix(Q)
@@ -169,6 +171,11 @@ WORKING = {
     "linear, gate": lambda: pyattn.functional.linear(Q, K, activation="silu", gate=BIAS, residual=BIAS),
     "gelu": lambda: pyattn.functional.gelu(Q.T),
     "silu, list": lambda: pyattn.functional.silu([1, 2]),
+    "gelu_backward": lambda: pyattn.functional.gelu_backward(Q.T, Q.T, "tanh"),
+    "silu_backward, promoted": lambda: pyattn.functional.silu_backward([1, 2], Q[0, :2].astype(np.float16)),
+    "activate_backward": lambda: _core.activate_backward(Q, Q, "relu"),
+    "activate_backward, gate": lambda: _core.activate_backward(Q, Q, "silu", gate=Q),
+    "activate_backward, halves": lambda: _core.activate_backward(*[Q.astype(np.float16)] * 2, None, FROZEN_HALF),
     "layer_norm": lambda: pyattn.functional.layer_norm(Q, 4, K[0], K[1]),
     "layer_norm, everything": lambda: pyattn.functional.layer_norm(Q.T, (4, 3), residual=Q.T, need_sum=True),
     "rms_norm": lambda: pyattn.functional.rms_norm(Q[::-1], [4], K[0]),
