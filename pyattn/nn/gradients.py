@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -180,6 +181,7 @@ class Tape(Run):
             output, sources, backward = self._steps.pop()
             gradient = found.pop(id(output), None)
             own.discard(id(output))
+            self._tracked.pop(id(output), None)  # what only it keeps alive is freed on the way
             if gradient is None:
                 continue
             for x, grad_x in zip(sources, backward(gradient), strict=False):
@@ -230,11 +232,13 @@ class Backward:
         found = tape.gradients(seeds, list(self._inputs.values()))
         result = []
         for name, grad in zip(self._inputs, found, strict=True):
-            dtype = self._dtypes.get(name)
-            array = self._inputs[name]
-            if grad is None and dtype is not None:
-                grad = np.zeros(array.shape, array.dtype)
-            result.append(None if grad is None or dtype is None else round_to(grad, dtype))
+            dtype, array = self._dtypes.get(name), self._inputs[name]
+            if dtype is None:
+                result.append(None)
+            elif grad is None:  # the loss does not depend on it
+                result.append(np.zeros(array.shape, dtype))
+            else:  # not the caller's own array, where a step passes gradients on
+                result.append(round_to(grad.copy() if any(grad is seed for _, seed in seeds) else grad, dtype))
         return tuple(result)
 
     def _read(self, grad_output: Any) -> list[tuple[FloatArray, FloatArray]]:
@@ -361,7 +365,7 @@ def _gradient_of(module: Any, name: str) -> FloatArray:
 
 def as_rows(x: FloatArray) -> FloatArray:
     """View (..., features) as rows."""
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def sum_to(grad: FloatArray, shape: tuple[int, ...]) -> FloatArray:
@@ -370,7 +374,8 @@ def sum_to(grad: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     axes = (*range(lead), *(lead + n for n, size in enumerate(shape) if size == 1 and grad.shape[lead + n] != 1))
     if not axes:
         return grad
-    return grad.sum(axes, dtype=np.float64).astype(grad.dtype).reshape(shape)
+    total: FloatArray = grad.sum(axes, dtype=np.float64).astype(grad.dtype)
+    return total.reshape(shape)
 
 
 def rows_of(module: Any, rows: FloatArray, which: slice | int) -> FloatArray:

@@ -246,6 +246,15 @@ def test_equals_torch(name, torch):
 # Rules ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
+def test_no_rows(shape):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dtype=F64)
+    output, backward = layer.vjp(np.zeros(shape), rng=0)
+    (grad,) = backward(output)[:1]
+    assert grad.shape == shape
+    assert not any(one.any() for one in layer.grads.values())
+
+
 def test_runs_once():
     _, backward = nn.Linear(2, 2).vjp(np.ones(2, np.float32))
     backward(np.ones(2))
