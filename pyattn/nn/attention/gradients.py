@@ -106,7 +106,7 @@ def record_heads(
         k, v = _append(module, k, "bias_k"), _append(module, v, "bias_v")
     options: dict[str, Any] = {"need_weights": need_weights, "empty_rows": empty_rows, "layout": "bshd"}
     result = record_attention(q, k, v, masks, dropout, scale=module.scale, **options)
-    heads = running().reshape(result.output, (*lead, q_len, -1))
+    heads = running().reshape(result.output, _merged(result.output))
     swaps = heads.ndim == 3 and not module.batch_first
     output = module.out_proj(heads)
     if swaps:
@@ -145,7 +145,6 @@ def record_self(
         _project_one(module, one, name, source, columns)
         for one, name, source in zip(rows, names, (given[0], given[1], given[1]), strict=True)
     )
-    pairs = (*rows[0].shape[:-1], rows[1].shape[-2])
     mask: Any = masks.attn_mask
     floats: tuple[tuple[Any, tuple[int, ...]], ...] = ()
     if mask is not None:
@@ -168,7 +167,7 @@ def record_self(
         empty_rows=empty_rows,
         layout="bshd",
     )
-    output = running().reshape(result.output, (*pairs[:-1], -1))
+    output = running().reshape(result.output, _merged(result.output))
     if columns:
         output = running().step(output.swapaxes(-1, -2), (output,), lambda grad: (grad.swapaxes(-1, -2),))
     if not need_weights:
@@ -182,10 +181,10 @@ def _project_one(module: Any, rows: FloatArray, part: str, source: Any, columns:
     name, bias = f"w_{part}", f"b_{part}"
     weight = vars(module)[name] if columns else vars(module)[name].T
     y = _core.linear(rows, weight, vars(module)[bias])
-    y = y.reshape(*y.shape[:-1], 1, -1)
+    y = y.reshape(*y.shape[:-1], 1, y.shape[-1])
 
     def backward(grad: FloatArray) -> tuple[FloatArray]:
-        flat = grad.reshape(*rows.shape[:-1], -1)
+        flat = grad.reshape(_merged(grad))
         one, other = (rows, flat) if columns else (flat, rows)  # the weight is (dim, inner), or transposed
         add_product(module, name, one, other)
         add_sum(module, bias, flat)
@@ -208,12 +207,12 @@ def _project(module: Any, inputs: MultiheadInputs) -> list[FloatArray]:
         weight = vars(module)[name][part]
         y = _core.linear(x, weight, None if bias is None else bias[rows])
         heads = module.num_heads if n == 0 else module.num_kv_heads
-        y = y.reshape(*y.shape[:-1], heads, -1)
+        y = y.reshape(*y.shape[:-1], heads, y.shape[-1] // heads)
 
         def backward(
             grad: FloatArray, x: FloatArray = x, name: str = name, part: slice = part, rows: slice = rows
         ) -> tuple[FloatArray]:
-            flat = grad.reshape(*x.shape[:-1], -1)
+            flat = grad.reshape(_merged(grad))
             add_product(module, name, x, flat, part)
             add_sum(module, "in_proj_bias", flat, rows)
             grad_x = _core.linear(flat, vars(module)[name][part].T)
@@ -221,6 +220,11 @@ def _project(module: Any, inputs: MultiheadInputs) -> list[FloatArray]:
 
         found.append(running().step(y, (inputs.given[n],), backward))
     return found
+
+
+def _merged(x: FloatArray) -> tuple[int, ...]:
+    """Return the shape of (..., heads, dim) with the heads side by side."""
+    return (*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def _rotate(x: FloatArray, rotation: Rotation) -> FloatArray:
