@@ -17,7 +17,6 @@ import numpy as np
 import pyattn
 import pyattn._core as _core
 from benchmarks.measure import FULL, QUICK, Effort, Times, measure, repeated
-
 from pyattn import functional, nn, optim
 
 HEADS = 12
