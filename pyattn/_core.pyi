@@ -191,6 +191,17 @@ def normalize(
     need_sum: bool = False,
     num_threads: SupportsIndex | None = None,
 ) -> _Float | tuple[_Float, _Float]: ...
+def normalize_backward(
+    grad_output: npt.ArrayLike,
+    x: npt.ArrayLike,
+    weight: npt.ArrayLike | None = None,
+    *,
+    rms: bool = False,
+    eps: SupportsFloat = 1e-5,
+    need_weight: bool = True,
+    need_bias: bool = True,
+    num_threads: SupportsIndex | None = None,
+) -> tuple[_Float, _Float | None, _Float | None]: ...
 def activate(x: _Float, activation: str, /) -> _Float: ...
 @overload
 def activate_backward(grad_output: _Float, x: _Float, activation: str | None, gate: None = None) -> _Float: ...

@@ -222,6 +222,26 @@ typedef struct {
  * y (..., features) have a contiguous last axis, and may be x or residual. */
 ATTN_API attn_status attn_normalize(const attn_norm_args *args, attn_tensor sum, attn_tensor y, attn_error *error);
 
+/* Gradients of a normalisation without a residual, for which nothing but x is saved. Zero-initialise what is left out.
+ */
+typedef struct {
+    attn_norm kind;
+    attn_tensor grad_output, x; /* (..., features), with a contiguous last axis */
+    attn_tensor weight;         /* (features), contiguous */
+    double epsilon;
+    int num_threads;
+} attn_norm_backward_args;
+
+/* Where the gradients go. x (..., features) has x's dtype and a contiguous last axis, and may be x. weight and bias
+ * (features), contiguous, are sums over all rows, float64 for float64, else float32; each may be left out. */
+typedef struct {
+    attn_tensor x, weight, bias;
+} attn_norm_gradients;
+
+/* Computes the gradients, bit-identical for any number of threads. Without a weight, its gradient is that of ones. */
+ATTN_API attn_status attn_normalize_backward(const attn_norm_backward_args *args, const attn_norm_gradients *gradients,
+                                             attn_error *error);
+
 /* Arguments of an embedding, y[..., :] = scale * weight[ids[...], :] + residual[..., :]. Zero-initialise what is left
  * out, but not scale. */
 typedef struct {

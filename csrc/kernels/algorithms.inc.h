@@ -4,6 +4,7 @@
 #include "rowwise.inc.h"
 #include "embedding.inc.h"
 #include "norm.inc.h"
+#include "norm_backward.inc.h"
 #include "stream.inc.h"
 #include "square.inc.h"
 #include "elements.inc.h"
@@ -71,6 +72,7 @@ static const attn_kernels K(kernels) = {
     .pack_tile = K(pack_tile),
     .gemm = K(gemm),
     .norm_row = K(norm_row),
+    .norm_backward_row = K(norm_backward_row),
     .scale_row = K(scale_row),
     .rotary_table = K(rotary_table),
     .rotary_rows = K(rotary_rows),

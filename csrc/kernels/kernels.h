@@ -290,6 +290,11 @@ typedef struct {
     void (*norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
                      const void *bias, double epsilon, void *sum, void *y);
 
+    /* Gradients of norm_row without a residual, from that of y. grad_x may be x. The row's shares are added to
+     * grad_weight and grad_bias; both, and weight, may be NULL. */
+    void (*norm_backward_row)(attn_norm_kind kind, ptrdiff_t n, const void *upstream, const void *x, const void *weight,
+                              double epsilon, void *grad_x, void *grad_weight, void *grad_bias);
+
     /* y = x * scale + residual, over n reals. residual may be NULL. y may be residual or x. */
     void (*scale_row)(ptrdiff_t n, const void *x, double scale, const void *residual, void *y);
 

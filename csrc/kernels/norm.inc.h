@@ -43,6 +43,30 @@ ATTN_TEMPLATE void K(norm_part)(const int whole, int count, const real *x, vec m
     K(store_part)(whole, count, y, a);
 }
 
+/* What normalises a row: (x - mean) * by. Where the squares overflow, x is the row times `factor`, else that is 1. */
+typedef struct {
+    const real *x;
+    real mean, by;
+    double factor;
+} K(row_norm);
+
+/* `scaled` receives the row times `factor`, if need be; it may be the row itself. */
+static K(row_norm) K(norm_of_row)(attn_norm_kind kind, ptrdiff_t n, const real *x, double epsilon, real *scaled)
+{
+    const int centred = kind == ATTN_NORM_KIND_LAYER;
+    double factor = 1;
+    real mean = centred ? K(mean_of)(0, n, x, 0) : 0, variance = K(mean_of)(1, n, x, mean);
+    if (!(variance <= REAL_MAX)) { /* overflow: repeat with x scaled down */
+        factor = REAL_F32 ? 0x1p-80 : 0x1p-600;
+        K(scale_row)(n, x, factor, NULL, scaled);
+        x = scaled;
+        mean = centred ? K(mean_of)(0, n, x, 0) : 0;
+        variance = K(mean_of)(1, n, x, mean);
+        epsilon *= factor * factor;
+    }
+    return (K(row_norm)){x, mean, (real)(1 / sqrt((double)variance + epsilon)), factor};
+}
+
 /* sum receives x + residual, if there is a residual; it may be y. */
 static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const void *residual, const void *weight,
                         const void *bias, double epsilon, void *sum, void *y)
@@ -62,20 +86,12 @@ static void K(norm_row)(attn_norm_kind kind, ptrdiff_t n, const void *x, const v
     }
 
     /* Passes 2 and 3: mean and variance */
-    const int centred = kind == ATTN_NORM_KIND_LAYER;
-    real mean = centred ? K(mean_of)(0, n, in, 0) : 0, variance = K(mean_of)(1, n, in, mean);
-    if (!(variance <= REAL_MAX)) { /* overflow: repeat with x scaled down, stored in y */
-        const double factor = REAL_F32 ? 0x1p-80 : 0x1p-600;
-        K(scale_row)(n, in, factor, NULL, y);
-        in = y;
-        mean = centred ? K(mean_of)(0, n, in, 0) : 0;
-        variance = K(mean_of)(1, n, in, mean);
-        epsilon *= factor * factor;
-    }
+    const K(row_norm) norm = K(norm_of_row)(kind, n, in, epsilon, y);
 
     /* Pass 4: the result */
-    const vec shift = V(splat)(mean), by = V(splat)((real)(1 / sqrt((double)variance + epsilon)));
+    const vec shift = V(splat)(norm.mean), by = V(splat)(norm.by);
     real *out = y;
+    in = norm.x;
     for (i = 0; i + LANES <= n; i += LANES)
         K(norm_part)(1, LANES, in + i, shift, by, w ? w + i : NULL, b ? b + i : NULL, out + i);
     if (i < n) K(norm_part)(0, (int)(n - i), in + i, shift, by, w ? w + i : NULL, b ? b + i : NULL, out + i);

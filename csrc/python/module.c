@@ -20,6 +20,7 @@ static int execute(PyObject *module)
         pyattn_multihead_methods,          /* multi-head attention */
         pyattn_norm_methods,               /* layer and RMS normalisation */
         pyattn_optimizer_methods,          /* steps of optimisers */
+        pyattn_norm_backward_methods,      /* gradients of normalisation */
         pyattn_rotary_methods,             /* rotary position embedding */
         pyattn_rows_methods,               /* softmax, merge_states, conversions */
         pyattn_runtime_methods,            /* threads and instruction sets */
