@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -15,6 +15,7 @@ from pyattn._util.messages import short_repr
 __all__ = [
     "FLOATS",
     "as_choice",
+    "as_choices",
     "as_count",
     "as_finite",
     "as_flag",
@@ -111,3 +112,11 @@ def as_choice(x: object, name: str, choices: Collection[Any], *, other: str = ""
     given = short_repr(x) if x is None or isinstance(x, str) else f"of type {type(x).__name__}"
     expected = ", ".join(known[:-1]) + " or " + known[-1]
     raise ValueError(f"{name} is {given}; it must be {expected}")
+
+
+def as_choices(x: str | Iterable[str], name: str, choices: Collection[str]) -> list[str]:
+    """Read one or some of a few words."""
+    words = [x] if isinstance(x, str) else list(x)
+    for word in words:
+        as_choice(word, name, choices)
+    return words

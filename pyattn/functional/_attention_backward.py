@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.arguments import as_choice, as_number
+from pyattn._util.arguments import as_choice, as_choices, as_number
 from pyattn._util.halves import as_float32, is_half, round_to
 from pyattn._util.messages import short_repr
 from pyattn._util.typing import RNG, Align, FloatArray, Layout, Score, Window
@@ -197,7 +197,7 @@ def attention_backward(
     array([[0.7308, 0.7308, 0.7308],
            [1.2692, 1.2692, 1.2692]])
     """
-    names = _as_names(need)
+    names = as_choices(need, "need", _NAMES)
     _check_seed(dropout_p, rng, keep_mask)
     _check_given(names, attn_mask, score, score_weight)
     given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "score_weight": score_weight}
@@ -233,14 +233,6 @@ def attention_backward(
             gradients["score_weight"] = _core.linear(rows.T, columns.T, num_threads=num_threads)
         gradients["query"] = _core.linear(of_dots, weight, num_threads=num_threads)
     return AttentionGradients(**{name: _rounded(gradients[name], arrays.get(name)) for name in names})
-
-
-def _as_names(need: str | Iterable[str]) -> list[str]:
-    """Read `need`."""
-    names = [need] if isinstance(need, str) else list(need)
-    for name in names:
-        as_choice(name, "need", _NAMES)
-    return names
 
 
 def _check_seed(dropout_p: SupportsFloat, rng: RNG, keep_mask: npt.ArrayLike | None) -> None:
