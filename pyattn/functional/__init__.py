@@ -14,7 +14,7 @@ from pyattn.functional._attention import AttentionResult, attention, merge_state
 from pyattn.functional._attention_backward import AttentionGradients, attention_backward
 from pyattn.functional._dropout import dropout, dropout_keep_mask
 from pyattn.functional._multihead import multi_head_attention_forward
-from pyattn.functional._norm import layer_norm, rms_norm
+from pyattn.functional._norm import NormGradients, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from pyattn.functional._positions import positional_encoding
 from pyattn.functional._rotary import rotary_embedding
 from pyattn.functional._rotary_frequencies import RotaryFrequencies, rotary_frequencies
@@ -25,6 +25,7 @@ from pyattn.functional._topk import TopK, argmax, topk
 __all__ = [
     "AttentionGradients",
     "AttentionResult",
+    "NormGradients",
     "RotaryFrequencies",
     "TopK",
     "additive_attention",
@@ -38,12 +39,14 @@ __all__ = [
     "gelu",
     "gelu_backward",
     "layer_norm",
+    "layer_norm_backward",
     "linear",
     "log_softmax",
     "merge_states",
     "multi_head_attention_forward",
     "positional_encoding",
     "rms_norm",
+    "rms_norm_backward",
     "rotary_embedding",
     "rotary_frequencies",
     "scaled_dot_product_attention",

@@ -179,6 +179,11 @@ WORKING = {
     "layer_norm": lambda: pyattn.functional.layer_norm(Q, 4, K[0], K[1]),
     "layer_norm, everything": lambda: pyattn.functional.layer_norm(Q.T, (4, 3), residual=Q.T, need_sum=True),
     "rms_norm": lambda: pyattn.functional.rms_norm(Q[::-1], [4], K[0]),
+    "layer_norm_backward": lambda: pyattn.functional.layer_norm_backward(Q.T, Q.T, (4, 3)),
+    "rms_norm_backward": lambda: pyattn.functional.rms_norm_backward(Q, Q[::-1], [4], K[0], need="x"),
+    "normalize_backward, halves": lambda: _core.normalize_backward(
+        Q, FROZEN_HALF, FROZEN_HALF[0], rms=True, eps=1, need_weight=True, need_bias=False, num_threads=2
+    ),
     "feed_forward": lambda: pyattn.functional.feed_forward(Q, K, None, K.T, None),
     "feed_forward, everything": lambda: pyattn.functional.feed_forward(
         Q, K, BIAS[0], K.T, K[0], activation="silu", gate_weight=K, gate_bias=BIAS[1], residual=Q, out=Q.copy()
