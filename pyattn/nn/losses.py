@@ -191,7 +191,7 @@ def mse_loss(
         grad = np.subtract(as_float32(x), as_float32(other), dtype=compute_dtype(x.dtype), casting="same_kind")
         grad = np.asarray(grad)  # NumPy makes a scalar of an array without axes
         if reduction == "none":
-            return np.square(grad), np.multiply(grad, 2, out=grad)
+            return np.asarray(np.square(grad)), np.multiply(grad, 2, out=grad)
         total = _core.sum_squares(grad.ravel(order="K"))
         if reduction == "sum":
             return total, np.multiply(grad, 2, out=grad)

@@ -87,7 +87,7 @@ def clip_grad_norm_(
 def _flat(gradient: FloatArray) -> FloatArray:
     """View a dense gradient in its memory order as one axis; copy others."""
     flat = as_float32(gradient).ravel(order="K")
-    return np.ascontiguousarray(flat, flat.dtype.newbyteorder("="))
+    return np.require(flat, flat.dtype.newbyteorder("="), ["C", "A"])
 
 
 def _norm(arrays: list[FloatArray], p: float) -> float:

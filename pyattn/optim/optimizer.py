@@ -181,7 +181,7 @@ class Optimizer:
         if gradient.shape != parameter.shape:
             raise ValueError(f"the gradient of {name} has shape {gradient.shape}, expected {parameter.shape}")
         wanted = compute_dtype(parameter.dtype)
-        if gradient.dtype != wanted:
+        if gradient.dtype.newbyteorder("=") != wanted:
             raise TypeError(f"the gradient of {name} has dtype {gradient.dtype}, expected {wanted}")
         for key in self._arrays:
             moment = self.state.get(name, {}).get(key)
@@ -229,7 +229,7 @@ class Optimizer:
         ...     import torch
         ...
         ...     states = state_dict["state"].items()
-        ...     state = {n: {name: torch.as_tensor(x) for name, x in own.items()} for n, own in states}
+        ...     state = {n: {name: torch.tensor(x) for name, x in own.items()} for n, own in states}
         ...     return {**state_dict, "state": state}
         """
         index = {name: n for n, name in enumerate(self._names())}
