@@ -1,4 +1,4 @@
-"""Losses, each with its gradient: `torch.nn.functional.cross_entropy` and `mse_loss` for NumPy.
+"""Losses, each with its gradient: those of `torch.nn.functional` for NumPy.
 
 A loss returns a pair: the loss, and its gradient with respect to `input`, in input's dtype or, for float16 and
 bfloat16, float32.

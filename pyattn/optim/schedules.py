@@ -134,7 +134,7 @@ class LRScheduler:
 
 
 class LambdaLR(LRScheduler):
-    """``lr = base_lr * lr_lambda(n)`` after n steps: `torch.optim.lr_scheduler.LambdaLR`.
+    """``lr = base_lr * lr_lambda(n)`` after n steps, as torch's `LambdaLR`.
 
     Parameters
     ----------

@@ -70,6 +70,12 @@ def cached(rows):
     return cache.attend(0, rows, is_causal=True)
 
 
+def step_adam(large):
+    """A step whose squares overflow, of a parameter that does not matter later."""
+    moments = [np.zeros_like(large) for _ in range(2)]
+    assert _core.adam_step(large.copy(), large, *moments, None, 0.1, 0.9, 0.999, 1e-8, 0.1, 1, True, False)
+
+
 def calls(arrays):
     """Every function that enters the core, with numbers that do as those above."""
     query, key, _ = arrays
@@ -79,6 +85,9 @@ def calls(arrays):
         lambda: pyattn.softmax(far),
         *(partial(pyattn.functional.dropout, large, p, rng=0) for p in (5e-324, 0.1, 1 - 2**-53, 1.0)),
         lambda: pyattn.functional.log_softmax(large),
+        lambda: nn.losses.cross_entropy(far, np.zeros(far.shape[:-1], int), label_smoothing=0.1),
+        lambda: nn.losses.cross_entropy(large[0, :0], [], weight=large[0, 0]),
+        lambda: step_adam(large),
         lambda: pyattn.functional.argmax(large),
         lambda: pyattn.functional.topk(np.full_like(query, np.nan), 3),
         lambda: pyattn.merge_states([query, key], [lse, lse]),

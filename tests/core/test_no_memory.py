@@ -63,6 +63,8 @@ LARGE = {
     "large, rotary": "_core.rotary(WIDE, np.ones(8000), position_ids=[3] * 64, num_threads=2)",
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",
+    "large, cross_entropy": "_core.cross_entropy(WIDE, np.arange(64), None, WIDE[0], -100, 0, 0.1)",
+    "large, squares": "_core.sum_squares(WIDE)",
     "large, top_k": "_core.top_k_rows(WIDE, 9000)",
 }
 

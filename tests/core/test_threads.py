@@ -112,6 +112,7 @@ def shared_calls(arrays):
         lambda: layer(x, is_causal=True),
         lambda: pyattn.generate(model, [[3, 1, 4], [1, 5]], max_new_tokens=5).scores,
         lambda: pyattn.generate(model, [[3, 1, 4]], max_new_tokens=4, num_beams=3).scores,
+        lambda: nn.losses.cross_entropy(key, np.zeros(key.shape[:-1], int), label_smoothing=0.1)[1],
     ]
 
 

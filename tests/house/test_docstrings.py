@@ -16,11 +16,18 @@ MODULES = (
     "pyattn",
     *(
         f"pyattn.{name}"
-        for name in ("cache", "functional", "generation", "io", "masks", "models", "nn", "plot", "runtime")
+        for name in ("cache", "functional", "generation", "io", "masks", "models", "nn", "optim", "plot", "runtime")
     ),
     *(
         f"pyattn.{name}"
-        for name in ("interop.bertviz", "interop.torch", "interop.transformers", "models.examples", "nn.init")
+        for name in (
+            "interop.bertviz",
+            "interop.torch",
+            "interop.transformers",
+            "models.examples",
+            "nn.init",
+            "nn.losses",
+        )
     ),
     *(f"pyattn.{name}" for name in ("testing", "tracing")),
 )

@@ -35,6 +35,8 @@ MODULES = [
     "pyattn.models.examples",
     "pyattn.nn",
     "pyattn.nn.init",
+    "pyattn.nn.losses",
+    "pyattn.optim",
     "pyattn.plot",
     "pyattn.runtime",
     "pyattn.testing",

@@ -89,7 +89,7 @@ def exact(case, reduction, smoothing):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("shape", [(3,), (1, 2), (5, 33), (40, 17), (2, 3, 300), (3, 5000)], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (1, 2), (5, 33), (40, 17), (2, 3, 300), (2, 4200)], ids=str)
 def test_cross_entropy_and_its_gradient_are_torchs(torch, shape, dtype, level, summary):
     worst = (0.0, 0.0)
     for reduction, smoothing, weighted, kind in OPTIONS:

@@ -93,6 +93,16 @@ USE = (PAGES, F4, 1, 4, 4, 5, 0, (3,), (2,))
 READ = (*USE[:7], None, None)
 ZEROS_AND_ONES = BIAS + MASK
 MANY_HEADS = np.zeros((1, 513, 1, 1), np.float32)
+HALF = np.abs(Q).astype(np.float16)
+ADAM = (0.1, 0.9, 0.999, 1e-8, 0.01, 3, True, False)
+
+
+def stepped(step, parameter, gradient, moment, moments, *options):
+    """A step of an optimiser on copies, and what it changed."""
+    own, *states = (x.copy() for x in (parameter, *[np.abs(moment)] * moments))
+    states += [None] * (step is _core.adam_step and len(states) < 3)
+    return step(own, gradient.copy(), *states, *options), own, *(x for x in states if x is not None)
+
 
 WORKING = {
     "attention": attend,
@@ -156,6 +166,13 @@ WORKING = {
     "softmax, axes": lambda: pyattn.softmax(Q, (0, 1)),
     "softmax, list": lambda: pyattn.softmax([1, 2, 3], None),
     "log_softmax": lambda: pyattn.functional.log_softmax(K, 0),
+    "cross_entropy": lambda: _core.cross_entropy(Q, [0, 1, 3], None, None, -100, 0, 0.0),
+    "cross_entropy, everything": lambda: _core.cross_entropy(Q.T, None, [LSE + 0.5] * 4, LSE + 1, -100, 2, 0.1),
+    "cross_entropy, halves": lambda: _core.cross_entropy(HALF, None, HALF, HALF[0], -100, 1, 0.0),
+    "sum_squares": lambda: _core.sum_squares(Q),
+    "adam_step": lambda: stepped(_core.adam_step, Q, K[:3], V[:3, [0, 0, 1, 1]], 3, *ADAM),
+    "adam_step, halves": lambda: stepped(_core.adam_step, HALF, K[:3], Q, 2, *ADAM),
+    "sgd_step": lambda: stepped(_core.sgd_step, Q, K[:3], K[:3], 1, 0.1, 0.9, 0.0, 0.1, False, True, False),
     "argmax": lambda: pyattn.functional.argmax(Q),
     "argmax, another axis": lambda: pyattn.functional.argmax(Q, 0),
     "top_k": lambda: pyattn.functional.topk(Q, 3),

@@ -7,6 +7,7 @@ from collections import deque
 import ml_dtypes
 import numpy as np
 from support.calls import (
+    ADAM,
     BATCH,
     BIAS,
     ELSEWHERE,
@@ -233,6 +234,16 @@ MISTAKES = {
     "merge shapes": lambda: pyattn.merge_states([Q, K], [LSE, LSE]),
     "merge lse": lambda: pyattn.merge_states([Q], [LSE[:2]]),
     "merge dtype": lambda: pyattn.merge_states([Q], [LSE * 1j]),
+    "core, cross_entropy": lambda: _core.cross_entropy(Q, [0, 1, 4], None, None, -100, 0, 0.0),
+    "core, cross_entropy of both": lambda: _core.cross_entropy(Q, [0, 1, 2], Q, None, -100, 0, 0.0),
+    "core, cross_entropy weight": lambda: _core.cross_entropy(Q, [0, 1, 2], None, LSE, -100, 0, 0.0),
+    "core, cross_entropy smoothing": lambda: _core.cross_entropy(Q, [0, 1, 2], None, None, -100, 0, 2.0),
+    "core, cross_entropy dtype": lambda: _core.cross_entropy(Q * 1j, [0, 1, 2], None, None, -100, 0, 0.0),
+    "core, sum_squares": lambda: _core.sum_squares(Q[:, ::2]),
+    "core, adam_step": lambda: _core.adam_step(Q, Q, K, K, None, *ADAM),
+    "core, adam_step moments": lambda: _core.adam_step(Q, Q, None, None, None, *ADAM),
+    "core, adam_step dtype": lambda: _core.adam_step(Q, Q.astype(float), Q, Q, None, *ADAM),
+    "core, sgd_step": lambda: _core.sgd_step(FROZEN, FROZEN, None, 0.1, 0.9, 0.0, 0.1, True, False, False),
     "core, softmax_rows": lambda: _core.softmax_rows(Q.T, False),
     "core, softmax_rows of a list": lambda: _core.softmax_rows([1], False),
     "core, as_real": lambda: _core.as_real(Q),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 from support.calls import LSE, K, Q, V
+from support.learning import Learner
 from support.published import BERT, bert_tensors, write_model
 from support.published_decoders import write_decoder
 from support.published_encoders import write_encoder
 
 import pyattn
-from pyattn import models, nn, reference
+from pyattn import models, nn, optim, reference
+from pyattn.nn import losses
 
 X = np.stack([Q, -Q])
 FLAGS = np.tri(3, 3, -1, dtype=bool).T
@@ -53,6 +55,44 @@ PUBLISHED = {
     "llama": write_decoder(FOLDER / "llama", "llama", num_hidden_layers=1),
     "unlike its config.json": write_model(FOLDER / "unlike", ONE_LAYER | {"vocab_size": 21}, bert_tensors()),
 }
+
+
+def trained(make, *args, gradient=None, **options):
+    """The parameters after two steps."""
+    module = Learner(q=Q.copy(), v=V.copy("F"))
+    optimizer = make(module, *args, **options)
+    for size in (1, 2):
+        module.set_grads(q=np.negative(Q) if gradient is None else gradient, v=V * size)
+        optimizer.step()
+    return module.q, module.v
+
+
+def continued():
+    """A step after loading a state."""
+    module = Learner(q=Q.copy())
+    first, second = optim.Adam(module, amsgrad=True), optim.Adam(module, 0.5)
+    module.set_grads(q=Q)
+    first.step()
+    second.load_state_dict(first.state_dict())
+    second.step()
+    return module.q, second.param_groups[0]["lr"]
+
+
+def scheduled():
+    """Learning rates of every schedule."""
+    rates = []
+    for make in (optim.TransformerLR, optim.CosineWarmupLR):
+        schedule = make(optim.SGD(MHA), 4, 9)
+        schedule.step()
+        schedule.load_state_dict(schedule.state_dict())
+        rates += schedule.get_last_lr()
+    return tuple(rates)
+
+
+def clipped(module):
+    """Norms of several kinds, and the gradients."""
+    module.set_grads(q=Q.copy(), v=V.copy()[:, ::-1])
+    return *(optim.clip_grad_norm_(module, 0.5, p) for p in (2, 3, np.inf)), *module.grads.values()
 
 
 LAWS = ("xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal")
@@ -178,6 +218,17 @@ MODULES = {
     "compare": lambda: str(pyattn.compare(pyattn.attention, reference.attention, Q, K, V)),
     "compare, modules": lambda: str(pyattn.compare(MHA, MHA, X, X, X)),
     "check": lambda: str(pyattn.testing.check(pyattn.attention)),
+    "cross_entropy": lambda: losses.cross_entropy(X, [[0, 1, 2], [3, 0, 1]]),
+    "cross_entropy, everything": lambda: losses.cross_entropy(
+        X, np.abs(X), weight=[1, 2, 3, 4], reduction="none", label_smoothing=0.1
+    ),
+    "mse_loss": lambda: losses.mse_loss(Q, K[:3]),
+    "mse_loss, none": lambda: losses.mse_loss(Q.T, K[:3].T, reduction="none"),
+    "optimizers": lambda: trained(optim.AdamW, 0.1),
+    "optimizers, SGD": lambda: trained(optim.SGD, 0.1, 0.9, groups=[{"params": ["v"], "lr": 1}]),
+    "optimizers, state": lambda: continued(),
+    "schedules": lambda: scheduled(),
+    "clip_grad_norm_": lambda: clipped(Learner()),
     "state_dict": lambda: MHA.load_state_dict(MHA.state_dict()),
     "heads": lambda: nn.from_heads(*nn.to_heads(MHA)).in_proj_weight,
     "KVCache": lambda: grown(WINDOWED, ROWS),
@@ -227,6 +278,16 @@ MODULES_MISTAKES = {
     "additive_attention, w_score": lambda: pyattn.additive_attention(Q, K, V, K[:4], K[:4], LSE),
     "RotaryEmbedding, dim": lambda: ROTARY(V),
     "rotary_embedding, scaling": lambda: pyattn.functional.rotary_embedding(Q, scaling={**YARN, "factors": 2}),
+    "cross_entropy, ids": lambda: losses.cross_entropy(Q, [0, 1, 4]),
+    "cross_entropy, axes": lambda: losses.cross_entropy(X, [[0] * 4] * 2),
+    "cross_entropy, reduction": lambda: losses.cross_entropy(Q, [0, 1, 2], reduction="avg"),
+    "mse_loss, shape": lambda: losses.mse_loss(Q, K),
+    "optimizers, lr": lambda: optim.SGD(MHA, lr=-1),
+    "optimizers, groups": lambda: optim.AdamW(MHA, groups=[{"params": ["bias"]}]),
+    "optimizers, gradient": lambda: trained(optim.Adam, gradient=K),
+    "optimizers, state of others": lambda: optim.SGD(MHA).load_state_dict({"state": {}, "param_groups": []}),
+    "schedules, d_model": lambda: optim.TransformerLR(optim.SGD(MHA), 0),
+    "clip_grad_norm_, norm": lambda: optim.clip_grad_norm_(Learner(), -1),
     "state_dict, key": lambda: MHA.load_state_dict({"in_proj_weights": Q}),
     "models, shapes": lambda: models.load(PUBLISHED["unlike its config.json"]),
     "models, no file": lambda: models.load(FOLDER),
