@@ -126,7 +126,9 @@ typedef struct attn_score_function {
 } attn_score_function;
 
 extern const attn_score_function attn_score_functions[]; /* by attn_score */
-double attn_factor_of(const attn_problem *problem);      /* of scores, in units of log2 */
+/* The scale, and the factor of scores in units of log2. Computed inside a task, where flags are not the caller's. */
+double attn_scale_of(const attn_problem *problem);
+double attn_factor_of(const attn_problem *problem);
 
 /* plan.c */
 void attn_make_plan(const attn_problem *problem, int num_threads, attn_plan *plan);

@@ -9,6 +9,8 @@ typedef struct {
     attn_operand grad_output, output, lse, grad_lse;
     attn_operand query, key, value, mask; /* gradients that are wanted */
     double *scale;                        /* its gradient, or NULL */
+    void *score_weight;                   /* its gradient, of additive scores, or NULL */
+    int unscaled;       /* the scale is 0, and so are gradients of query, key and score_weight; forward.scale is 1 */
 } attn_backward_problem;
 
 /* Checks all rules, and fills `problem`. */

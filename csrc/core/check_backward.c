@@ -36,7 +36,6 @@ attn_status attn_check_gradients(const attn_backward_args *args, const attn_grad
     attn_status status;
     if (attention->cache) FAIL("gradients of attention to a cache: pass its keys and values as arrays");
     if ((status = attn_check_inputs(attention, p, error)) != ATTN_OK) return status;
-    if (p->score != ATTN_SCORE_DOT) FAIL("gradients of attention: score must be 'dot' or 'bilinear'");
     attn_describe(attention, p, &want);
     const attn_dtype stored = attention->query.dtype;
     if ((status = check_result("grad_output", &args->grad_output, want.ndim, want.output, stored, error)) != ATTN_OK)
@@ -55,6 +54,11 @@ attn_status attn_check_gradients(const attn_backward_args *args, const attn_grad
     if ((status = check_gradient("value", &gradients->value, &attention->value, p, error)) != ATTN_OK) return status;
     if ((status = check_gradient("attn_mask", &gradients->mask, &attention->mask, p, error)) != ATTN_OK) return status;
 
+    if (gradients->score_weight.data && p->score != ATTN_SCORE_ADDITIVE)
+        FAIL("the gradient of score_weight is wanted, but only score='additive' has one");
+    status = check_gradient("score_weight", &gradients->score_weight, &attention->score_weight, p, error);
+    if (status != ATTN_OK) return status;
+
     const attn_axis_places at = attn_places_of(attention->layout, p->has_heads);
     const attn_axis_places mask_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads);
     const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
@@ -67,6 +71,9 @@ attn_status attn_check_gradients(const attn_backward_args *args, const attn_grad
     attn_resolve(&gradients->value, &at, p, &b->value);
     attn_resolve(&gradients->mask, &mask_at, p, &b->mask);
     b->scale = gradients->scale;
+    b->score_weight = gradients->score_weight.data;
+    b->unscaled = p->has_scale && p->scale == 0;
+    if (b->unscaled) p->scale = 1; /* for scores of which the gradient of the scale is taken */
     return ATTN_OK;
 }
 

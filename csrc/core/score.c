@@ -161,11 +161,12 @@ const attn_score_function attn_score_functions[] = {
     [ATTN_SCORE_ADDITIVE] = {.scale = 1, .transposes = 1, .tile = additive_tile, .decode = decode_additive},
 };
 
-/* In units of log2. Computed inside a task, where flags are not the caller's. */
-double attn_factor_of(const attn_problem *p)
+double attn_scale_of(const attn_problem *p)
 {
     const attn_score_function *f = &attn_score_functions[p->score];
     const double root = sqrt((double)(p->head_dim > 0 ? p->head_dim : 1));
-    const double scale = p->has_scale ? p->scale : f->over_root ? f->scale / root : f->scale;
-    return scale * ATTN_LOG2E;
+    return p->has_scale ? p->scale : f->over_root ? f->scale / root : f->scale;
 }
+
+/* In units of log2. */
+double attn_factor_of(const attn_problem *p) { return attn_scale_of(p) * ATTN_LOG2E; }

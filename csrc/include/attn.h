@@ -149,11 +149,11 @@ typedef struct {
     attn_tensor grad_output, output, lse, grad_lse;
 } attn_backward_args;
 
-/* Where the gradients go that are wanted; the others are left out. query, key, value and mask have the shapes of the
- * arguments, summed over the axes that these broadcast; mask is float. All are float64 for float64, else float32, with
- * a contiguous last axis. */
+/* Where the gradients go that are wanted; the others are left out. query, key, value, mask and score_weight have the
+ * shapes of the arguments, summed over the axes that these broadcast; mask is float, and only additive scores have a
+ * score_weight. All are float64 for float64, else float32, with a contiguous last axis. */
 typedef struct {
-    attn_tensor query, key, value, mask;
+    attn_tensor query, key, value, mask, score_weight;
     double *scale;
 } attn_gradients;
 

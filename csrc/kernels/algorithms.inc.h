@@ -17,6 +17,7 @@
 #include "additive.inc.h"
 #include "softmax.inc.h"
 #include "softmax_backward.inc.h"
+#include "score_backward.inc.h"
 #include "decode.inc.h"
 #include "pack.inc.h"
 #include "value.inc.h"
@@ -46,12 +47,16 @@ static const attn_kernels K(kernels) = {
     .pack_queries = K(pack_queries),
     .score_block = K(score_block),
     .normalise_rows = K(normalise_rows),
+    .normalise_rows_backward = K(normalise_rows_backward),
     .distance_queries = K(distance_queries),
     .distance_keys = K(distance_keys),
     .distance_block = K(distance_block),
     .additive_block = K(additive_block),
     .softmax_block = K(softmax_block),
     .softmax_backward = K(softmax_backward),
+    .score_sums = K(score_sums),
+    .difference_block = K(difference_block),
+    .additive_backward = K(additive_backward),
     .value_block = K(value_block),
     .finite_values = K(finite_values),
     .decode_scores = K(decode_scores),

@@ -177,6 +177,10 @@ typedef struct {
     /* data (rows, dim), in and out: scales rows to norm 1, except rows of zeros. */
     void (*normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
 
+    /* gradient (rows, dim), in and out: from that of normalised rows to that of the rows `data`. Both have this stride.
+     * A row of zeros has a gradient of 0; one that is not finite keeps its gradient. */
+    void (*normalise_rows_backward)(int rows, ptrdiff_t dim, ptrdiff_t stride, const void *data, void *gradient);
+
     /* Distances. Appends features to scaled (rows, dim + 2), out, and to key (keys, dim + 2), so that score_block's sum
      * over dim + 2 features is -factor |query - key|^2; appends -factor |query|^2 to query (rows, dim + 1). Both return
      * the largest factor |row|^2, or NaN if one is NaN. */
@@ -201,6 +205,20 @@ typedef struct {
     void (*softmax_backward)(int vectors, int keys, const void *scores, const void *upstream,
                              const attn_score_epilogue *epilogue, const void *drop_mask, const attn_softmax_rows *rows,
                              double kept, ptrdiff_t stride, void *weights, void *gradients);
+
+    /* Sums over the gradients that softmax_backward has stored, added to what they hold: score_backward.inc.h. Rows are
+     * `vectors` whole vectors.
+     *
+     * score_sums (vectors * lanes): each query's sum of gradient * score, for one part of a tile.
+     * difference_block (rows, ..): sum[i] += sum over j of weight(i, j) * (row[i] - other[j]), where weight(i, j) =
+     * weights[i * row_stride + j * other_stride].
+     * additive_backward: gradient * (1 - tanh^2) for query (queries, ..) and key (keys, ..), gradient * tanh for the
+     * weight; tanh is that of query + key. */
+    void (*score_sums)(int vectors, int keys, const void *scores, const void *gradients, ptrdiff_t stride, void *sums);
+    void (*difference_block)(int rows, int others, int vectors, const void *weights, ptrdiff_t row_stride,
+                             ptrdiff_t other_stride, const void *row, const void *other, void *sum);
+    void (*additive_backward)(int queries, int keys, int vectors, const void *gradients, ptrdiff_t stride,
+                              const void *query, const void *key, void *query_sum, void *key_sum, void *weight_sum);
 
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
      * weight(i, j) = weights[i * row_stride + j * key_stride], which is 0 outside [first, last) of its row unless first

@@ -10,7 +10,7 @@
 static const float K(tanh_terms)[TANH_DEGREE + 1] = {
     0x1.62e430p-1f, 0x1.ebfbdep-3f, 0x1.c6af9ep-5f, 0x1.3b2c60p-7f, 0x1.5ef4a2p-10f, 0x1.426feep-13f,
 };
-#define TANH_LOWEST -60.0f
+#define TANH_LOWEST -126.0f
 #else
 #define TANH_DEGREE 10
 static const double K(tanh_terms)[TANH_DEGREE + 1] = {
@@ -18,19 +18,42 @@ static const double K(tanh_terms)[TANH_DEGREE + 1] = {
     0x1.5d87fe7880e73p-10, 0x1.4309130938c61p-13, 0x1.ffcbfcfd8d733p-17, 0x1.62bfd50251d8dp-20,
     0x1.b523e5a6f5aacp-24, 0x1.e605519c56a8cp-28, 0x1.eb4b8fc721d16p-32,
 };
-#define TANH_LOWEST -120.0
+#define TANH_LOWEST -1022.0
 #endif
 
-static inline vec K(tanh)(vec x)
+/* exp(-2|x|) = power * (1 + part), and at least the smallest normal number. */
+static inline void K(exp_of_tanh)(vec x, vec *power, vec *part)
 {
     const vec one = V(splat)(1), none = V(splat)(0);
     const vec size = V(max)(V(sub)(none, x), x); /* in this order, here and below, to keep NaN */
     const vec y = V(max)(V(splat)(TANH_LOWEST), V(mul)(size, V(splat)((real)-2.8853900817779268)));
-    const vec n = V(round)(y), f = V(sub)(y, n), power = V(scale2)(one, n);
+    const vec n = V(round)(y), f = V(sub)(y, n);
     vec p = V(splat)(K(tanh_terms)[TANH_DEGREE]);
     ATTN_UNROLL for (int k = TANH_DEGREE - 1; k >= 0; k--) p = V(fma)(p, f, V(splat)(K(tanh_terms)[k]));
-    const vec t = V(fma)(power, V(mul)(p, f), V(sub)(power, one));
+    *power = V(scale2)(one, n);
+    *part = V(mul)(p, f);
+}
+
+static inline vec K(tanh)(vec x)
+{
+    const vec one = V(splat)(1), none = V(splat)(0);
+    vec power, part;
+    K(exp_of_tanh)(x, &power, &part);
+    const vec t = V(fma)(power, part, V(sub)(power, one));
     const vec result = V(div)(V(sub)(none, t), V(add)(t, V(splat)(2)));
+    return V(select)(V(lt)(x, none), V(sub)(none, result), result);
+}
+
+/* tanh(x), and its slope 1 - tanh(x)^2 = 4 exp(-2|x|) / (t + 2)^2, which keeps its digits where tanh is near 1. */
+static inline vec K(tanh_and_slope)(vec x, vec *slope)
+{
+    const vec one = V(splat)(1), none = V(splat)(0);
+    vec power, part;
+    K(exp_of_tanh)(x, &power, &part);
+    const vec t = V(fma)(power, part, V(sub)(power, one));
+    const vec inverse = V(div)(V(splat)(1), V(add)(t, V(splat)(2)));
+    *slope = V(mul)(V(mul)(V(mul)(V(splat)(4), V(fma)(power, part, power)), inverse), inverse);
+    const vec result = V(mul)(V(sub)(none, t), inverse);
     return V(select)(V(lt)(x, none), V(sub)(none, result), result);
 }
 

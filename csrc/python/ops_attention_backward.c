@@ -3,19 +3,20 @@
 
 #include "backward.h"
 
-enum { GRAD_OUTPUT, QUERY, KEY, VALUE, OUTPUT, ARRAYS, LSE = ARRAYS, GRAD_LSE, NEED, POSITIONAL };
+enum { GRAD_OUTPUT, QUERY, KEY, VALUE, OUTPUT, SCORE_WEIGHT, ARRAYS, LSE = ARRAYS, GRAD_LSE, NEED, POSITIONAL };
 enum { OPTIONS = POSITIONAL, ARGUMENTS = OPTIONS + PYATTN_OPTIONS };
 static const char *const argument_names[ARGUMENTS] = {
-    "grad_output", "query", "key", "value", "output", "lse", "grad_lse", "need", PYATTN_OPTION_NAMES};
+    "grad_output", "query", "key", "value", "output", "score_weight", "lse", "grad_lse", "need", PYATTN_OPTION_NAMES};
 static PyObject *interned_names[ARGUMENTS];
 static const pyattn_signature signature = {"attention_backward", ARGUMENTS,      POSITIONAL,
                                            POSITIONAL,           argument_names, interned_names};
 
 /* Bits of `need`, and the places of the result. */
-enum { NEED_QUERY, NEED_KEY, NEED_VALUE, NEED_MASK, NEED_SCALE, GRADIENTS };
+enum { NEED_QUERY, NEED_KEY, NEED_VALUE, NEED_MASK, NEED_SCORE_WEIGHT, NEED_SCALE, GRADIENTS };
 
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *lse, *grad_lse, *gradients[NEED_SCALE];
+    PyArrayObject *vector; /* score_weight in the dtype of the arithmetic, contiguous */
     pyattn_option_arrays options;
     PyObject *lowered;
 } owned;
@@ -26,6 +27,7 @@ static void release(owned *o)
     for (int n = 0; n < NEED_SCALE; n++) Py_XDECREF(o->gradients[n]);
     Py_XDECREF(o->lse);
     Py_XDECREF(o->grad_lse);
+    Py_XDECREF(o->vector);
     Py_XDECREF(o->lowered);
     pyattn_release_options(&o->options);
 }
@@ -46,9 +48,18 @@ static int convert_lse(PyObject *object, const char *name, attn_dtype dtype, PyA
     return *lse == NULL ? -1 : 0;
 }
 
+static int convert_weight(owned *o)
+{
+    PyArrayObject *const weight = o->inputs[SCORE_WEIGHT];
+    if (weight == NULL) return 0;
+    o->vector = pyattn_well_behaved(weight, computed(o) == ATTN_F64 ? NPY_DOUBLE : NPY_FLOAT);
+    return o->vector == NULL ? -1 : pyattn_make_rows_contiguous(&o->vector, 1);
+}
+
 static int convert(PyObject **values, owned *o, attn_backward_args *args, Py_ssize_t *need)
 {
-    if (pyattn_as_reals(values, argument_names, ARRAYS, ARRAYS, o->inputs) < 0) return -1;
+    if (pyattn_as_reals(values, argument_names, ARRAYS, SCORE_WEIGHT, o->inputs) < 0 || convert_weight(o) < 0)
+        return -1;
     if (convert_lse(values[LSE], "lse", computed(o), &o->lse) < 0) return -1;
     if (convert_lse(values[GRAD_LSE], "grad_lse", computed(o), &o->grad_lse) < 0) return -1;
     if (pyattn_integer(values[NEED], "need", "an int", need) < 0) return -1;
@@ -66,6 +77,7 @@ static int fill(owned *o, attn_backward_args *args)
     pyattn_fill(&args->attention.key, o->inputs[KEY]);
     pyattn_fill(&args->attention.value, o->inputs[VALUE]);
     pyattn_fill(&args->output, o->inputs[OUTPUT]);
+    pyattn_fill(&args->attention.score_weight, o->vector);
     pyattn_fill(&args->lse, o->lse);
     pyattn_fill(&args->grad_lse, o->grad_lse);
     pyattn_fill_options(&o->options, &args->attention);
@@ -76,8 +88,9 @@ static int fill(owned *o, attn_backward_args *args)
 static int make_results(Py_ssize_t need, owned *o, const attn_backward_args *args, attn_gradients *gradients)
 {
     const attn_args *a = &args->attention;
-    const attn_tensor *const of[] = {&a->query, &a->key, &a->value, &a->mask};
-    attn_tensor *const to[] = {&gradients->query, &gradients->key, &gradients->value, &gradients->mask};
+    const attn_tensor *const of[] = {&a->query, &a->key, &a->value, &a->mask, &a->score_weight};
+    attn_tensor *const to[] = {&gradients->query, &gradients->key, &gradients->value, &gradients->mask,
+                               &gradients->score_weight};
     for (int n = 0; n < NEED_SCALE; n++) {
         if (!(need >> n & 1) || of[n]->data == NULL) continue;
         o->gradients[n] = pyattn_new_array(of[n]->ndim, of[n]->shape, computed(o));
@@ -87,7 +100,7 @@ static int make_results(Py_ssize_t need, owned *o, const attn_backward_args *arg
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A tuple: the gradients of query, key, value, attn_mask and scale, or None. */
+/* A tuple: the gradients of query, key, value, attn_mask, score_weight and scale, or None. */
 static PyObject *wrap(const owned *o, Py_ssize_t need, double scale)
 {
     PyObject *result = PyTuple_New(GRADIENTS);
@@ -137,7 +150,8 @@ done:
 
 PyMethodDef pyattn_attention_backward_methods[] = {
     {"attention_backward", (PyCFunction)(void (*)(void))attention_backward, METH_FASTCALL | METH_KEYWORDS,
-     "attention_backward($module, grad_output, query, key, value, output, lse, grad_lse, need, **options)\n--\n\n"
+     "attention_backward($module, grad_output, query, key, value, output, score_weight, lse, grad_lse, need, "
+     "**options)\n--\n\n"
      "Gradients of attention. See pyattn.functional.attention_backward."},
     {NULL, NULL, 0, NULL},
 };
