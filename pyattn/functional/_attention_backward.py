@@ -18,7 +18,6 @@ from pyattn.masks import Mask
 __all__ = ["AttentionGradients", "attention_backward"]
 
 _NAMES = ("query", "key", "value", "attn_mask", "score_weight", "scale")
-_IN_CORE = ("query", "key", "value", "attn_mask", "scale")  # the core's order
 
 
 class AttentionGradients(tuple[Any, ...]):
@@ -34,7 +33,7 @@ class AttentionGradients(tuple[Any, ...]):
     attn_mask : ndarray or None
         Gradient of a float mask, summed over the axes that it broadcasts.
     score_weight : ndarray or None
-        Gradient of the weight of a bilinear score.
+        Gradient of the weight of a bilinear or additive score.
     scale : float or None
         Gradient of the scale.
 
@@ -136,10 +135,10 @@ def attention_backward(
         The forward call's.
     scale : float, optional
         The forward call's.
-    score : {'dot', 'bilinear'}, default 'dot'
-        The forward call's score. The other scores have no gradients yet.
+    score : {'dot', 'cosine', 'distance', 'bilinear', 'additive'}, default 'dot'
+        The forward call's score.
     score_weight : array_like, optional
-        Weight of a bilinear score.
+        Weight of a bilinear or additive score.
     window : int or (int or None, int or None), optional
         The forward call's.
     key_lengths : array_like of int, optional
@@ -183,8 +182,15 @@ def attention_backward(
         dV = P.T dO     dP = dO V.T     dS = P * (dP - delta)     delta = (dO * O).sum(-1)
         dQ = scale dS K     dK = scale dS.T Q     dmask = dS
 
-    The formulas are those of Dao et al., "FlashAttention" (2022), appendix B.4. A row that sees no key has gradients
-    of 0. Where ``abs(lse)`` is above 64, it has too few digits, and the row's sum is computed again.
+    The formulas are those of Dao et al., "FlashAttention" (2022), appendix B.4. The other scores differ in the last
+    line. With u = q / abs(q), the gradients of one query are, by the chain rule::
+
+        cosine      (g - (g . u) u) / abs(q), where g = scale dS (unit vectors of the keys)
+        distance    -2 scale sum over keys of dS (q - k)
+        additive    scale score_weight * (sum over keys of dS (1 - tanh(q + k)**2))
+
+    and those of a key likewise. The cosine score of a zero vector is constant, so its gradient is 0. A row that sees no
+    key has gradients of 0. Where ``abs(lse)`` is above 64, it has too few digits, and the row's sum is computed again.
 
     Examples
     --------
@@ -218,20 +224,20 @@ def attention_backward(
         "layout": layout,
         "num_threads": num_threads,
     }
-    need_in_core = {"query" if name == "score_weight" else name for name in names}
-    bits = sum(1 << n for n, name in enumerate(_IN_CORE) if name in need_in_core)
-    dots = query  # what the keys are multiplied with
+    dots, weight = query, score_weight  # of a bilinear score: the keys are multiplied with `dots`
     if score == "bilinear":
-        weight, queries = _reals(arrays["score_weight"], arrays["query"], arrays["key"], arrays["value"])[:2]
-        dots = _core.linear(queries, weight.T, num_threads=num_threads)
-    found = _core.attention_backward(grad_output, dots, key, value, output, lse, grad_lse, bits, **options)
-    gradients: dict[str, Any] = dict(zip(_IN_CORE, found, strict=True))
+        matrix, queries = _reals(arrays["score_weight"], arrays["query"], arrays["key"], arrays["value"])[:2]
+        dots, weight = _core.linear(queries, matrix.T, num_threads=num_threads), None
+    need_in_core = {"query" if name == "score_weight" and score == "bilinear" else name for name in names}
+    bits = sum(1 << n for n, name in enumerate(_NAMES) if name in need_in_core)
+    found = _core.attention_backward(grad_output, dots, key, value, output, weight, lse, grad_lse, bits, **options)
+    gradients: dict[str, Any] = dict(zip(_NAMES, found, strict=True))
     if score == "bilinear" and gradients["query"] is not None:
         of_dots = gradients["query"]
         rows, columns = (x.reshape(-1, x.shape[-1]) for x in (queries, of_dots))
         if "score_weight" in names:
             gradients["score_weight"] = _core.linear(rows.T, columns.T, num_threads=num_threads)
-        gradients["query"] = _core.linear(of_dots, weight, num_threads=num_threads)
+        gradients["query"] = _core.linear(of_dots, matrix, num_threads=num_threads)
     return AttentionGradients(**{name: _rounded(gradients[name], arrays.get(name)) for name in names})
 
 
@@ -252,12 +258,14 @@ def _check_given(names: list[str], attn_mask: object, score: str, score_weight: 
         found = "was not given" if attn_mask is None else "is a mask object"
         raise ValueError(f"need names 'attn_mask', which {found}; a gradient needs an array of floats")
     as_choice(score, "score", get_args(Score))
-    if score not in ("dot", "bilinear"):
-        raise ValueError(f"score={score!r} has no gradients yet; score='dot' and score='bilinear' have")
-    if score != "bilinear" and (score_weight is not None or "score_weight" in names):
-        raise ValueError("score='dot' takes no score_weight, and has no gradient of one; pass score='bilinear'")
-    if score == "bilinear" and score_weight is None:
-        raise ValueError("score='bilinear' needs score_weight, an array: query's features, key's features")
+    if score not in _WEIGHT and (score_weight is not None or "score_weight" in names):
+        fix = "pass score='bilinear' or score='additive'"
+        raise ValueError(f"score={score!r} takes no score_weight, and has no gradient of one; {fix}")
+    if score in _WEIGHT and score_weight is None:
+        raise ValueError(f"score={score!r} needs score_weight, an array: {_WEIGHT[score]}")
+
+
+_WEIGHT = {"bilinear": "query's features, key's features", "additive": "query's features"}
 
 
 def _reals(*arrays: npt.NDArray[Any]) -> list[FloatArray]:

@@ -1,6 +1,7 @@
 """Gradients of attention: what the drawn cases (test_attention_backward_drawn.py) do not have, and promises.
 
-Dropout, a loss that uses lse, bilinear scores, halves, mask objects; the same bits; NaN that is hidden; bad input.
+Dropout, a loss that uses lse, bilinear scores, vectors of zeros, halves, mask objects; the same bits; NaN that is
+hidden; bad input.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ START = RNG.bit_generator.state
 def _same_numbers():
     """Each test draws the same numbers, whichever ran before."""
     RNG.bit_generator.state = START
+
+
+SCORES = ("dot", "cosine", "distance", "additive")
+
+
+def of_score(score, features, dtype=np.float64):
+    """The options of a score function."""
+    return {"score": score, "score_weight": numbers(features, dtype=dtype) if score == "additive" else None}
 
 
 def numbers(*shape, dtype=np.float64):
@@ -72,9 +81,10 @@ def test_a_loss_of_output_and_lse():
 
 @pytest.mark.parametrize("dropped", [{"rng": 3}, {"keep_mask": RNG.random((2, 3, 5)) < 0.6}], ids=["seed", "keep_mask"])
 @pytest.mark.parametrize("dropout_p", [0.4, 1.0])
-def test_dropout(dropped, dropout_p):
+@pytest.mark.parametrize("score", SCORES)
+def test_dropout(score, dropped, dropout_p):
     q, k, v, up = tiny()
-    bias, options = numbers(3, 5), {"dropout_p": dropout_p, **dropped}
+    bias, options = numbers(3, 5), {"dropout_p": dropout_p, **dropped, **of_score(score, 4)}
     found = both(
         q, k, v, up, need=("query", "key", "value", "attn_mask", "scale"), attn_mask=bias, scale=0.7, **options
     )
@@ -101,6 +111,123 @@ def test_bilinear_scores():
     np.testing.assert_allclose(found.scale, (found.query * q).sum(), rtol=1e-12)  # the scale is 1
 
 
+@pytest.mark.parametrize("score", SCORES)
+def test_a_loss_of_lse_alone(score):
+    """The gradients of a row's scores then add up to its grad_lse, not to 0."""
+    q, k, v, up = tiny()
+    options, up_lse = of_score(score, 4), numbers(2, 3)
+    need = ["query", "key", "scale", *(["score_weight"] if score == "additive" else [])]
+    scale = np.array(1.3)
+    found = both(q, k, v, np.zeros_like(up), grad_lse=up_lse, need=need, scale=1.3, **options)
+
+    def loss():
+        return (pyattn.attention(q, k, v, need_lse=True, scale=float(scale), **options).lse * up_lse).sum()
+
+    for name, x in (("query", q), ("key", k), ("scale", scale), ("score_weight", options["score_weight"])):
+        if name in need:
+            np.testing.assert_allclose(getattr(found, name), numeric(loss, x), atol=1e-8, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_vector_of_zeros_has_no_gradient_of_its_cosine(dtype, levels):
+    """Its score is the constant 0; the others' gradients are as usual."""
+    q, k, v, up = small(dtype)
+    q[:, :, 5], k[:, :, 7] = 0, 0
+    for level in levels:
+        _core._set_isa(level)
+        found = both(q, k, v, up, score="cosine")
+        assert not found.query[:, :, 5].any()
+        assert not found.key[:, :, 7].any()
+        assert found.query[:, :, 6].all()
+        assert found.key[:, :, 6].all()
+        assert found.value[:, :, 7].all()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+def test_cosine_gradients_of_large_and_small_vectors(size, levels):
+    """The gradient of size * q is that of q, divided by the size: squares of rows may leave the range of a float."""
+    q, k, v, up = small(np.float32)
+    known = both(*(x.astype(np.float64) for x in (q, k, v, up)), score="cosine")
+    for level in levels:
+        _core._set_isa(level)
+        found = both(q * np.float32(size), k * np.float32(1 / size), v, up, score="cosine")
+        np.testing.assert_allclose(found.query * size, known.query, atol=1e-6)
+        np.testing.assert_allclose(found.key / size, known.key, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e160, 1e300])
+def test_cosine_gradients_of_large_and_small_float64(size):
+    q, k, v, up = small()
+    known, found = both(q, k, v, up, score="cosine"), both(q * size, k / size, v, up, score="cosine")
+    np.testing.assert_allclose(found.query * size, known.query, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(found.key / size, known.key, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("shift", [1e3, 1e6])
+def test_distance_gradients_do_not_cancel(shift, levels):
+    """Queries and keys that lie far from 0, yet close to each other: shifting both changes nothing."""
+    q, k, v, up = small(np.float32)
+    q, k = (np.round(x * 16) / 16 for x in (q, k))  # so that the shift rounds nothing
+    known = both(*(x.astype(np.float64) for x in (q, k, v, up)), score="distance")
+    for level in levels:
+        _core._set_isa(level)
+        found = both(*(x + np.float32(shift) for x in (q, k)), v, up, score="distance")
+        for name in ("query", "key"):
+            np.testing.assert_allclose(getattr(found, name), getattr(known, name), atol=3e-6, err_msg=name)
+
+
+def test_distances_of_hidden_vectors_may_overflow(levels):
+    q, k, v, up = small(np.float32)
+    mask = np.ones((70, 130), bool)
+    mask[5], mask[:, 7] = False, False
+    known = both(q, k, v, up, attn_mask=mask, score="distance")
+    q[:, :, 5], k[:, :, 7] = 3e38, -3e38
+    for level in levels:
+        _core._set_isa(level)
+        for one, other in zip(both(q, k, v, up, attn_mask=mask, score="distance"), known, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 if level == "scalar" else 1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "x"), [(np.float32, 15.0), (np.float32, 40.0), (np.float64, 30.0)])
+def test_additive_gradients_keep_their_digits_where_tanh_is_near_1(dtype, x, levels):
+    """1 - tanh^2 would be 0 there, or have no digit."""
+    q, k = np.full((1, 8), x / 2, dtype), np.zeros((2, 8), dtype)
+    k[:] = x / 2
+    v, weight = np.array([[1.0], [3.0]], dtype), np.ones(8, dtype)
+    up = np.ones((1, 1), dtype)
+    for level in levels:
+        _core._set_isa(level)
+        found = both(q, k, v, up, score="additive", score_weight=weight)
+        slope = 1 / np.cosh(np.float64(x)) ** 2
+        expected = 0.5 * (v - 2) * slope
+        np.testing.assert_allclose(
+            found.key, np.broadcast_to(expected, (2, 8)), rtol=1e-4 if dtype == np.float32 else 1e-12
+        )
+
+
+def test_additive_attention_has_gradients_through_its_projections():
+    """The chain that its documentation gives: two products, then attention with additive scores."""
+    q, k, v, up = tiny()
+    w_query, w_key, w_score, bias = numbers(4, 6), numbers(4, 6), numbers(6), numbers(6)
+
+    def loss():
+        return (pyattn.additive_attention(q, k, v, w_query, w_key, w_score, bias) * up).sum()
+
+    options = {"score": "additive", "score_weight": w_score}
+    found = both(q @ w_query + bias, k @ w_key, v, up, need=("query", "key", "value", "score_weight"), **options)
+    gradients = {
+        "query": (q, found.query @ w_query.T),
+        "key": (k, found.key @ w_key.T),
+        "value": (v, found.value),
+        "w_query": (w_query, np.einsum("bld,blh->dh", q, found.query)),
+        "w_key": (w_key, np.einsum("bsd,bsh->dh", k, found.key)),
+        "bias": (bias, found.query.sum((0, 1))),
+        "w_score": (w_score, found.score_weight),
+    }
+    for name, (x, gradient) in gradients.items():
+        np.testing.assert_allclose(gradient, numeric(loss, x), atol=1e-8, err_msg=name)
+
+
 def test_mask_objects_are_what_they_are_forwards():
     q, k, v, up = small(q_len=130)
     documents = np.repeat([0, 1, 2], [50, 60, 20])
@@ -113,14 +240,15 @@ def test_mask_objects_are_what_they_are_forwards():
 
 @pytest.mark.threads
 @pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (4, 1), (1, 1)])
-def test_the_same_bits_for_any_threads_batch_and_memory_order(levels, threads, heads, kv_heads):
+def test_the_same_bits_for_any_threads_batch_and_memory_order(levels, threads, heads, kv_heads, score):
     """One task for all gradients of a unit, or pieces of units: the sums are the same."""
     q, up = numbers(2, heads, 200, 16, dtype=np.float32), numbers(2, heads, 200, 8, dtype=np.float32)
     k, v = numbers(2, kv_heads, 300, 16, dtype=np.float32), numbers(2, kv_heads, 300, 8, dtype=np.float32)
     bias = numbers(heads, 1, 300, dtype=np.float32)
-    options = {"attn_mask": bias, "is_causal": True, "align": "lower_right"}
-    need = ("query", "key", "value", "attn_mask", "scale")
+    options = {"attn_mask": bias, "is_causal": True, "align": "lower_right", **of_score(score, 16, np.float32)}
+    need = ("query", "key", "value", "attn_mask", "scale", *(("score_weight",) if score == "additive" else ()))
     output, lse = pyattn.attention(q, k, v, need_lse=True, **options)
     bits = set()
     for level in levels:
@@ -130,9 +258,9 @@ def test_the_same_bits_for_any_threads_batch_and_memory_order(levels, threads, h
         ordered = [np.asfortranarray(x) for x in (up, q, k, v, output, lse)]
         in_order = attention_backward(*ordered, **options, need=need, num_threads=threads)
         one_entry = attention_backward(*(x[:1] for x in (up, q, k, v, output, lse)), **options, need=need)
-        for name, gradient, ours, theirs in zip(need, known, found, in_order, strict=True):
-            np.testing.assert_array_equal(gradient, ours, err_msg=name)
-            np.testing.assert_array_equal(gradient, theirs, err_msg=name)
+        for name in need:
+            np.testing.assert_array_equal(getattr(known, name), getattr(found, name), err_msg=name)
+            np.testing.assert_array_equal(getattr(known, name), getattr(in_order, name), err_msg=name)
         for name in ("query", "key", "value"):
             np.testing.assert_array_equal(getattr(known, name)[:1], getattr(one_entry, name), err_msg=name)
         if level != "scalar":  # it lacks fused multiply-add
@@ -142,13 +270,14 @@ def test_the_same_bits_for_any_threads_batch_and_memory_order(levels, threads, h
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", ["query", "key", "value", "grad_output"])
-def test_what_is_hidden_adds_nothing(levels, bad, which):
+@pytest.mark.parametrize("score", SCORES)
+def test_what_is_hidden_adds_nothing(levels, score, bad, which):
     """Padded keys and queries, and pairs of a mask: their rows may hold anything."""
     mask = RNG.random((70, 130)) < 0.7
     mask[33:, 60:62] = False  # only queries before 33 see keys 60 and 61
     mask[:33, :60] = mask[:33, 62:] = False  # and these see nothing else
     mask[10, 60:62] = True
-    options = {"attn_mask": mask, "key_lengths": [130, 90]}
+    options = {"attn_mask": mask, "key_lengths": [130, 90], **of_score(score, 12)}
     arrays = dict(zip(("query", "key", "value", "grad_output"), small(), strict=True))
     changed = {**arrays, which: arrays[which].copy()}
     changed[which][:, :, 60 if which in ("key", "value") else 10] = bad
@@ -160,14 +289,18 @@ def test_what_is_hidden_adds_nothing(levels, bad, which):
         others = np.r_[:60, 62:130]
         np.testing.assert_array_equal(found.key[:, :, others], clean.key[:, :, others])
         np.testing.assert_array_equal(found.value[:, :, others], clean.value[:, :, others])
-        assert not np.isfinite(found.query[:, :, 10]).all()  # it sees it
+        sees_it = not np.isfinite(found.query[:, :, 10]).all()
+        assert sees_it or (np.isinf(bad) and which in ("query", "key") and score in ("distance", "additive"))
 
 
-def test_rows_that_see_nothing_have_gradients_of_zero():
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("score", SCORES)
+def test_rows_that_see_nothing_have_gradients_of_zero(score, bad):
     q, k, v, up = small()
     mask = np.ones((70, 130), bool)
     mask[5], mask[:, 7] = False, False
-    found = both(q, k, v, up, attn_mask=mask)
+    q[:, :, 5] = k[:, :, 7] = v[:, :, 7] = bad
+    found = both(q, k, v, up, attn_mask=mask, **of_score(score, 12))
     assert not found.query[:, :, 5].any()
     assert not found.key[:, :, 7].any()
     assert not found.value[:, :, 7].any()
@@ -175,70 +308,97 @@ def test_rows_that_see_nothing_have_gradients_of_zero():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("offset", [0.0, -1e4, 1e4, -1e9, -3e38])
-def test_a_large_mask_on_all_keys_changes_nothing(dtype, offset, levels):
+@pytest.mark.parametrize("score", SCORES)
+def test_a_large_mask_on_all_keys_changes_nothing(dtype, offset, levels, score):
     """The logsumexp then has few digits, or none: weights from it alone would be wrong by any factor."""
     q, k, v, up = small(dtype)
     error = {np.float32: 2e-3, np.float64: 1e-6}[dtype]
     if abs(offset) > 1e5 and (dtype == np.float32 or offset < -1e10):  # no score is left beside it
         q = np.zeros_like(q)
-    known = both(q, k, v, up)
+        k = np.zeros_like(k) if score in ("distance", "additive") else k
+    options = of_score(score, 12, dtype)
+    known = both(q, k, v, up, **options)
     for level in levels:
         _core._set_isa(level)
-        found = both(q, k, v, up, attn_mask=np.full((70, 1), offset, dtype))
+        found = both(q, k, v, up, attn_mask=np.full((70, 1), offset, dtype), **options)
         for name in ("query", "key", "value"):
             np.testing.assert_allclose(getattr(found, name), getattr(known, name), atol=error, err_msg=name)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, -2.0])
-def test_scales(scale):
+@pytest.mark.parametrize("score", SCORES)
+def test_scales(score, scale):
     q, k, v, up = tiny()
-    found = both(q, k, v, up, need=("query", "key", "scale"), scale=scale)
+    options = of_score(score, 4)
+    found = both(q, k, v, up, need=("query", "key", "scale"), scale=scale, **options)
     at = np.array(scale)
-    wanted = numeric(lambda: (pyattn.attention(q, k, v, scale=float(at)) * up).sum(), at)
+    wanted = numeric(lambda: (pyattn.attention(q, k, v, scale=float(at), **options) * up).sum(), at)
     np.testing.assert_allclose(found.scale, wanted, atol=1e-8)
     assert found.query.any() == found.key.any() == (scale != 0)
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_halves_are_the_rounded_gradients_of_float32(half):
+@pytest.mark.parametrize("score", SCORES)
+def test_halves_are_the_rounded_gradients_of_float32(half, score):
     half = np.dtype(half) if half == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     q, k, v, up = (x.astype(half) for x in small())
-    output, lse = pyattn.attention(q, k, v, need_lse=True)
-    found = attention_backward(up, q, k, v, output, lse)
-    exact = attention_backward(*(x.astype(np.float32) for x in (up, q, k, v, output)), lse)
+    options = of_score(score, 12, half)
+    options["need"] = ("query", "key", "value", *(("score_weight",) if score == "additive" else ()))
+    weights = {"score": score, "score_weight": options["score_weight"]}
+    output, lse = pyattn.attention(q, k, v, need_lse=True, **weights)
+    found = attention_backward(up, q, k, v, output, lse, **options)
+    if score == "additive":
+        options["score_weight"] = options["score_weight"].astype(np.float32)
+    exact = attention_backward(*(x.astype(np.float32) for x in (up, q, k, v, output)), lse, **options)
     for one, other in zip(found, exact, strict=True):
         assert one.dtype == half
         np.testing.assert_array_equal(one, other.astype(half))
 
 
-def test_arrays_that_broadcast_have_gradients_of_their_own_shape():
+@pytest.mark.parametrize("score", SCORES)
+def test_arrays_that_broadcast_have_gradients_of_their_own_shape(score):
     q, k, v, up = numbers(1, 3, 4), numbers(2, 1, 5, 4), numbers(5, 3), numbers(2, 1, 3, 3)
-    q, v = q[None], v[None, None]
+    q, v, options = q[None], v[None, None], of_score(score, 4)
 
     def loss():
-        return (pyattn.attention(q, k, v) * up).sum()
+        return (pyattn.attention(q, k, v, **options) * up).sum()
 
-    found = both(q, k, v, up)
+    found = both(q, k, v, up, **options)
     for name, x in (("query", q), ("key", k), ("value", v)):
         np.testing.assert_allclose(getattr(found, name), numeric(loss, x), atol=1e-8, err_msg=name)
 
 
-def test_need_chooses():
+@pytest.mark.parametrize("score", SCORES)
+def test_need_chooses(score):
     q, k, v, up = tiny()
-    all_names = ("query", "key", "value", "attn_mask", "scale")
-    bias = numbers(5)
-    everything = both(q, k, v, up, need=all_names, attn_mask=bias)
+    all_names = ("query", "key", "value", "attn_mask", *(("score_weight",) if score == "additive" else ()), "scale")
+    options = {"attn_mask": numbers(5), **of_score(score, 4)}
+    everything = both(q, k, v, up, need=all_names, **options)
     for count in range(len(all_names) + 1):
         for names in itertools.combinations(all_names, count):
-            found = both(q, k, v, up, need=names, attn_mask=bias)
+            found = both(q, k, v, up, need=names, **options)
             assert len(found) == len(names)
             for name in all_names:
                 if name in names:
                     np.testing.assert_array_equal(getattr(found, name), getattr(everything, name))
                 else:
                     assert getattr(found, name) is None
-    (alone,) = both(q, k, v, up, need="value", attn_mask=bias)
+    (alone,) = both(q, k, v, up, need="value", **options)
     np.testing.assert_array_equal(alone, everything.value)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("sizes", [(0, 5, 4), (3, 0, 4), (3, 5, 0)])
+def test_zero_sizes(score, sizes):
+    q_len, kv_len, features = sizes
+    q, k, v, up = numbers(q_len, features), numbers(kv_len, features), numbers(kv_len, 3), numbers(q_len, 3)
+    options = of_score(score, features)
+    need = ("query", "key", "value", "scale", *(("score_weight",) if score == "additive" else ()))
+    found = both(q, k, v, up, need=need, **options)
+    for name, x in (("query", q), ("key", k), ("score_weight", options["score_weight"])):
+        if name in need:
+            np.testing.assert_array_equal(getattr(found, name), np.zeros_like(x))
+    assert found.scale == 0
 
 
 MISTAKES = {
@@ -249,7 +409,10 @@ MISTAKES = {
                       "a mask object"),
     "no weight": ({"need": "score_weight"}, ValueError, "pass score='bilinear'"),
     "a weight": ({"score": "bilinear"}, ValueError, "needs score_weight"),
-    "another score": ({"score": "cosine"}, ValueError, "no gradients yet"),
+    "no vector": ({"score": "additive"}, ValueError, "needs score_weight"),
+    "a matrix": ({"score": "additive", "score_weight": np.ones((4, 4))}, ValueError, r"expected \(4,\)"),
+    "a weight that is not used": ({"score": "cosine", "score_weight": np.ones(4)}, ValueError, "takes no score_weight"),
+    "another score": ({"score": "cubic"}, ValueError, "'cosine'"),
     "dropout anew": ({"dropout_p": 0.5}, ValueError, "the same int"),
     "a generator": ({"dropout_p": 0.5, "rng": np.random.default_rng(0)}, ValueError, "the same int"),
     "grad_output": ({"grad_output": np.ones((2, 3, 2))}, ValueError, r"grad_output has shape \(2, 3, 2\), expected"),

@@ -60,10 +60,10 @@ def attend(*arrays, **arguments):
     return checked(*(arrays or (Q, K, V)), **arguments)
 
 
-def differentiate(*arrays, dtype=np.float32, need=7, grad_lse=None, **options):
+def differentiate(*arrays, dtype=np.float32, need=7, grad_lse=None, score_weight=None, **options):
     query, key, value = (x.astype(dtype) for x in (*arrays, *(Q, K, V)[len(arrays) :]))
-    output, lse = checked(query, key, value, need_lse=True, **options)
-    return _core.attention_backward(output, query, key, value, output, lse, grad_lse, need, **options)
+    output, lse = checked(query, key, value, need_lse=True, score_weight=score_weight, **options)
+    return _core.attention_backward(output, query, key, value, output, score_weight, lse, grad_lse, need, **options)
 
 
 def quietly(category, call):
@@ -140,7 +140,7 @@ WORKING = {
     "attention_backward, everything": lambda: differentiate(
         *HEADS,
         dtype=np.float64,
-        need=31,
+        need=47,
         grad_lse=np.ones((1, 4, 3)),
         attn_mask=BIAS[0],
         dropout_p=0.5,
@@ -153,9 +153,13 @@ WORKING = {
         *BATCH, dtype=np.float16, key_lengths=[3, 5], query_lengths=[2, 0], attn_mask=MASK
     ),
     "attention_backward, threads": lambda: differentiate(
-        *[WORTH_THREADS] * 3, num_threads=2, need=31, attn_mask=np.zeros((130, 130), np.float32)
+        *[WORTH_THREADS] * 3, num_threads=2, need=47, attn_mask=np.zeros((130, 130), np.float32)
     ),
     "attention_backward, coarse": lambda: differentiate(attn_mask=BIAS - np.float32(1e9)),
+    "attention_backward, cosine": lambda: differentiate(score="cosine", need=47, attn_mask=BIAS),
+    "attention_backward, distance": lambda: differentiate(*BATCH, score="distance", need=39),
+    "attention_backward, additive": lambda: differentiate(score="additive", score_weight=K[::-1, 1][:4], need=55),
+    "attention_backward, a scale of 0": lambda: differentiate(scale=0.0, need=39),
     "attention_backward, NaN": lambda: differentiate(Q * np.float32(np.nan), attn_mask=MASK),
     "dropout": lambda: pyattn.functional.dropout(Q, rng=0),
     "dropout_keep_mask": lambda: pyattn.functional.dropout_keep_mask((2, 3, 5), 0.5, 0),

@@ -8,6 +8,15 @@ A score has the error of its product, its mask and its logsumexp, A roundings: t
     dS = P (dP - delta)             P (A |dP - delta| + the two above)
     dQ = scale dS K, and so on      the error of dS times |K|; rounding their sums is in A, which is at least FEW
 
+|K| stands for the derivative of the score, and A for the score's error, which depend on the score function:
+
+    dot         |k|                             scale |q| |k|
+    cosine      (|v| + (|u| |v|) |u|) / |q|     scale |u| |v|, of the unit vectors u of q and v of k
+    distance    2 scale |q - k|                 scale (|q| + |k|)^2 for small vectors, which are multiplied; else
+                                                3 |score|: the rounding of a difference counts twice in its square
+    additive    scale |w| (1 - tanh^2), with    FEW scale |w| |tanh|: it has the error of tanh, and of the rounded sum
+                the error of the rounded sum
+
 Numbers below the smallest normal one count as 0, which is more than a rounding where all are that small.
 """
 
@@ -21,25 +30,24 @@ EPSILON = {"float32": 2.0**-24, "float64": 2.0**-53}
 SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022}
 
 
-def units(torch, case, inputs, grad_output) -> dict[str, np.ndarray]:
+def units(torch, case, inputs, grad_output, score="dot", score_weight=None) -> dict[str, np.ndarray]:
     """Return the unit of each gradient of torch_twin.gradients.
 
     A unit is a sum over pairs that is linear in each array's magnitudes: autograd reduces it to the array's shape.
     """
-    leaves = torch_twin.leaves_of(torch, inputs)
-    signed = torch_twin.spread(torch, case, [leaves[name].detach() for name in ("query", "key", "value")])
-    magnitudes = {name: leaf.detach().abs().requires_grad_() for name, leaf in leaves.items()}
-    query, key, value = torch_twin.spread(torch, case, [magnitudes[name] for name in ("query", "key", "value")])
+    leaves = torch_twin.leaves_of(torch, inputs, score_weight)
+    names = ("query", "key", "value")
+    signed = torch_twin.spread(torch, case, [leaves[name].detach() for name in names])
+    signed[1:] = torch_twin.repeat_heads(case, *signed[1:])
+    magnitudes = {name: _magnitudes(score, name, leaf).requires_grad_() for name, leaf in leaves.items()}
+    query, key, value = torch_twin.spread(torch, case, [magnitudes[name] for name in names])
+    key, value = torch_twin.repeat_heads(case, key, value)
     (up,) = torch_twin.spread(torch, case, [torch.from_numpy(grad_output)])
-    group = 1 if not case.heads else case.heads // case.kv_heads
-    if group > 1:
-        signed[1:] = [x.repeat_interleave(group, -3) for x in signed[1:]]
-        key, value = (x.repeat_interleave(group, -3) for x in (key, value))
-    scale = case.head_dim**-0.5 if case.scale is None else case.scale
+    scale = torch_twin.scale_of(case, score)
     of_scale = torch.tensor(abs(scale), dtype=torch.float64, requires_grad=True)
-    products = of_scale * (query @ key.mT)
+    weights = [x.get("score_weight") for x in (leaves, magnitudes)]
+    scores, sizes, products = SCORES[score](torch, scale, of_scale, signed, (query, key), weights)
     with torch.no_grad():
-        scores, sizes = scale * (signed[0] @ signed[1].mT), products.detach().clone()
         mask = inputs.arguments["attn_mask"]
         mask = leaves.get("attn_mask", None if mask is None else torch_twin.tensor_of(torch, mask))
         mask = torch_twin.joined_mask(torch, case, inputs.arguments, mask, signed[0])
@@ -59,12 +67,77 @@ def units(torch, case, inputs, grad_output) -> dict[str, np.ndarray]:
         of_weights = weights * errors + flushed
     total = (of_scores * products).sum() + (of_weights * (up.abs() @ value.mT)).sum()
     if "attn_mask" in magnitudes:
-        ones = magnitudes["attn_mask"] = torch.ones_like(magnitudes["attn_mask"]).requires_grad_()
-        total = total + (of_scores * ones).sum()
+        total = total + (of_scores * magnitudes["attn_mask"]).sum()
     magnitudes["scale"] = of_scale
     found = torch.autograd.grad(total, list(magnitudes.values()), allow_unused=True)
+    found = [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, magnitudes.values(), strict=True)]
     epsilon = EPSILON[case.dtype]
     return {
-        name: np.zeros(leaf.shape) if x is None else epsilon * x.numpy()
-        for (name, leaf), x in zip(magnitudes.items(), found, strict=True)
+        name: epsilon * (_across(x, leaves[name]) if score == "cosine" and name in names[:2] else x).numpy()
+        for name, x in zip(magnitudes, found, strict=True)
     }
+
+
+def _magnitudes(score, name, leaf):
+    leaf = leaf.detach()
+    if score == "cosine" and name in ("query", "key"):
+        return _unit_vectors(leaf).abs()
+    return leaf.abs()
+
+
+def _unit_vectors(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def _across(unit, x):
+    """From the unit of a unit vector's gradient to that of the vector."""
+    size = _unit_vectors(x.detach()).abs()
+    return (unit + (unit * size).sum(-1, keepdim=True) * size) / x.detach().norm(dim=-1, keepdim=True)
+
+
+# Each returns scores, the sizes of their errors, and sums over pairs whose derivatives are bounds of the score's.
+
+
+def _dot(torch, scale, of_scale, signed, magnitudes, weights):
+    products = of_scale * (magnitudes[0] @ magnitudes[1].mT)
+    return scale * (signed[0] @ signed[1].mT), products.detach(), products
+
+
+def _cosine(torch, scale, of_scale, signed, magnitudes, weights):
+    return _dot(torch, scale, of_scale, [_unit_vectors(x) for x in signed[:2]], magnitudes, weights)
+
+
+def _distance(torch, scale, of_scale, signed, magnitudes, weights):
+    (query, key), (of_query, of_key) = _pairs(signed), _pairs(magnitudes)
+    apart = (query - key).abs()
+    scores = -scale * (apart**2).sum(-1)
+    norms = abs(scale) * ((query**2).sum(-1) + (key**2).sum(-1)) / np.log(2)
+    multiplied = abs(scale) * ((query.abs() + key.abs()) ** 2).sum(-1)
+    sizes = torch.where(norms < 1.01 * PRODUCT_LIMIT, multiplied, 3 * scores.abs())
+    slopes = 2 * abs(scale) * (apart * _linear(of_query, of_key)).sum(-1)
+    return scores, sizes, of_scale * (apart**2).sum(-1) + slopes
+
+
+def _additive(torch, scale, of_scale, signed, magnitudes, weights):
+    (query, key), (of_query, of_key) = _pairs(signed), _pairs(magnitudes)
+    weight, of_weight = weights[0].detach(), weights[1]
+    x = query + key
+    tanh, slope = x.tanh().abs(), x.cosh() ** -2
+    scores = scale * (weight * x.tanh()).sum(-1)
+    sizes = FEW * abs(scale) * (weight.abs() * tanh).sum(-1)
+    slopes = abs(scale) * (weight.abs() * slope * (1 + x.abs() * tanh / 2) * _linear(of_query, of_key)).sum(-1)
+    of_weights = abs(scale) * (tanh * _linear(of_weight)).sum(-1)
+    return scores, sizes, of_scale * (weight.abs() * tanh).sum(-1) + slopes + of_weights
+
+
+SCORES = {"dot": _dot, "cosine": _cosine, "distance": _distance, "additive": _additive}
+PRODUCT_LIMIT = 32  # ATTN_PRODUCT_LIMIT
+
+
+def _pairs(arrays):
+    return arrays[0][..., :, None, :], arrays[1][..., None, :, :]
+
+
+def _linear(*leaves):
+    """Return a tensor of zeros whose derivatives by its leaves are 1."""
+    return sum(leaf - leaf.detach() for leaf in leaves)

@@ -36,8 +36,8 @@ import pyattn
 from pyattn import _core
 
 
-def differentiate_wrongly(grad_output=None, output=V[:3], lse=LSE, grad_lse=None, need=7, **options):
-    return _core.attention_backward(grad_output, Q, K, V, output, lse, grad_lse, need, **options)
+def differentiate_wrongly(grad_output=None, output=V[:3], weight=None, lse=LSE, grad_lse=None, need=7, **options):
+    return _core.attention_backward(grad_output, Q, K, V, output, weight, lse, grad_lse, need, **options)
 
 
 MISTAKES = {
@@ -73,7 +73,10 @@ MISTAKES = {
     "gradients, need": lambda: differentiate_wrongly(V[:3], need=1.5),
     "gradients, a bool mask": lambda: differentiate_wrongly(V[:3], need=8, attn_mask=MASK),
     "gradients, a mask of integers": lambda: differentiate_wrongly(V[:3], attn_mask=MASK.astype(int)),
-    "gradients, another score": lambda: differentiate_wrongly(V[:3], score="cosine"),
+    "gradients, a weight missing": lambda: differentiate_wrongly(V[:3], score="additive"),
+    "gradients, a weight too many": lambda: differentiate_wrongly(V[:3], weight=LSE),
+    "gradients, a weight of another size": lambda: differentiate_wrongly(V[:3], weight=LSE, score="additive"),
+    "gradients, a weight of text": lambda: differentiate_wrongly(V[:3], weight="a", score="additive"),
     "gradients, rng": lambda: differentiate_wrongly(V[:3], dropout_p=0.5, rng="a"),
     "align": lambda: attend(align="left"),
     "layout": lambda: attend(layout=3),

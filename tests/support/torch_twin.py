@@ -17,25 +17,29 @@ def attend(torch, case, inputs) -> np.ndarray:
         return _attend(torch, case, inputs, arrays, mask, case.scale).numpy()
 
 
-def gradients(torch, case, inputs, grad_output) -> dict[str, np.ndarray]:
-    """Return the gradients of query, key, value, a float mask and the scale, by autograd in float64."""
-    leaves = leaves_of(torch, inputs)
+def gradients(torch, case, inputs, grad_output, score="dot", score_weight=None) -> dict[str, np.ndarray]:
+    """Return the gradients of query, key, value, a float mask, score_weight and the scale, by autograd in float64."""
+    leaves = leaves_of(torch, inputs, score_weight)
     mask = leaves.get("attn_mask")
     if mask is None and inputs.arguments["attn_mask"] is not None:
         mask = tensor_of(torch, inputs.arguments["attn_mask"])
-    scale = case.head_dim**-0.5 if case.scale is None else case.scale
-    leaves["scale"] = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
-    query = leaves["query"] * leaves["scale"]
-    output = _attend(torch, case, inputs, (query, leaves["key"], leaves["value"]), mask, 1.0)
+    leaves["scale"] = torch.tensor(scale_of(case, score), dtype=torch.float64, requires_grad=True)
+    arrays = [leaves[name] for name in ("query", "key", "value")]
+    if score == "dot":
+        output = _attend(torch, case, inputs, (arrays[0] * leaves["scale"], *arrays[1:]), mask, 1.0)
+    else:
+        weight = leaves.get("score_weight")
+        output = _attend_by_formula(torch, case, inputs, arrays, mask, leaves["scale"], score, weight)
     found = torch.autograd.grad(output, list(leaves.values()), torch.from_numpy(grad_output), allow_unused=True)
     zeros = (np.zeros(leaf.shape) if x is None else x.numpy() for x, leaf in zip(found, leaves.values(), strict=True))
     return dict(zip(leaves, zeros, strict=True))
 
 
-def leaves_of(torch, inputs) -> dict:
-    """Return query, key, value and a float mask in float64, of which gradients are wanted."""
-    arrays = {**inputs._asdict(), "attn_mask": inputs.arguments["attn_mask"]}
-    arrays = {name: arrays[name] for name in ("query", "key", "value", "attn_mask") if arrays[name] is not None}
+def leaves_of(torch, inputs, score_weight=None) -> dict:
+    """Return query, key, value, a float mask and score_weight in float64, of which gradients are wanted."""
+    arrays = {**inputs._asdict(), "attn_mask": inputs.arguments["attn_mask"], "score_weight": score_weight}
+    names = ("query", "key", "value", "attn_mask", "score_weight")
+    arrays = {name: arrays[name] for name in names if arrays[name] is not None}
     return {
         name: tensor_of(torch, array).double().requires_grad_()
         for name, array in arrays.items()
@@ -64,6 +68,45 @@ def _attend(torch, case, inputs, arrays, mask, scale):
             scale=scale,
             enable_gqa=case.heads != case.kv_heads,
         )
+    return output.transpose(-3, -2) if case.layout == "bshd" else output
+
+
+def scale_of(case, score) -> float:
+    """Return the scale, which is the score's default where the case has none."""
+    if case.scale is not None:
+        return case.scale
+    return {"dot": case.head_dim**-0.5, "distance": 0.5 * case.head_dim**-0.5}.get(score, 1.0)
+
+
+def scores_of(score, query, key, weight):
+    """Return the scores, before scale and mask; (..., L, S)."""
+    if score == "cosine":
+        query, key = (x / x.norm(dim=-1, keepdim=True) for x in (query, key))
+        return query @ key.mT
+    query, key = query[..., :, None, :], key[..., None, :, :]
+    if score == "distance":
+        return -((query - key) ** 2).sum(-1)
+    x = query + key
+    slope = x.detach().cosh() ** -2  # autograd's 1 - tanh^2 has few digits where tanh is near 1
+    return (weight * (x.detach().tanh() + slope * (x - x.detach()))).sum(-1)
+
+
+def repeat_heads(case, key, value):
+    """Repeat key and value heads for the query heads that share them."""
+    group = 1 if not case.heads else case.heads // case.kv_heads
+    return (key, value) if group == 1 else (x.repeat_interleave(group, -3) for x in (key, value))
+
+
+def _attend_by_formula(torch, case, inputs, arrays, mask, scale, score, weight):
+    """Attend with a score that scaled_dot_product_attention does not have; rows that see nothing give 0."""
+    query, key, value = spread(torch, case, arrays)
+    key, value = repeat_heads(case, key, value)
+    scores = scale * scores_of(score, query, key, weight)
+    mask = joined_mask(torch, case, inputs.arguments, mask, query)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    output = scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ value
     return output.transpose(-3, -2) if case.layout == "bshd" else output
 
 
