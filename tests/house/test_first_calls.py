@@ -365,6 +365,7 @@ CALLS = {
         "did you mean pyattn.models.load?",
     ),
     "gradients at the top": (lambda: pyattn.autograd, AttributeError, "output, backward = module.vjp(...)"),
+    "optimizer": (lambda: pyattn.AdamW, AttributeError, "did you mean pyattn.optim.AdamW?"),
     "converter's name": (
         lambda: pyattn.interop.from_torch,
         AttributeError,
