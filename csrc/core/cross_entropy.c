@@ -94,9 +94,9 @@ static attn_status compute(const attn_cross_entropy_args *args, attn_tensor loss
     if (!attn_arena_take(&arena, bytes))
         return attn_fail(error, ATTN_NO_MEMORY, "cross entropy needs %zu bytes of scratch memory", bytes);
     job.row_losses = (double *)(void *)arena.scratch;
-    layout_job(args, gradient, arena.scratch + of_rows, &job);
 
     const attn_float_state before = attn_float_enter(); /* 1 / 0 raises a flag */
+    layout_job(args, gradient, of_weight > 0 ? arena.scratch + of_rows : NULL, &job);
     const double count = count_losses(&job, rows);
     job.share.scale = 1 / count;
     attn_float_leave(before);
@@ -131,7 +131,7 @@ static attn_status check_per_row(const char *name, const attn_tensor *tensor, co
         FAIL("%s has shape %s, expected %s: x has shape %s", name, attn_shape_text(tensor->ndim, tensor->shape),
              attn_shape_text(x->ndim - 1, x->shape), attn_shape_text(x->ndim, x->shape));
     if (tensor->dtype != dtype) FAIL("%s must hold %s", name, dtype_name);
-    if (!contiguous) FAIL("%s must be contiguous", name);
+    if (!contiguous && step > 0) FAIL("%s must be contiguous", name);
     return ATTN_OK;
 }
 

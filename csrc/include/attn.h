@@ -406,8 +406,8 @@ typedef struct {
 } attn_cross_entropy_args;
 
 /* Computes the losses (...), contiguous, which may be left out; the gradient (..., classes) of their mean or sum, which
- * may be x if it has its dtype; and *loss, which is the mean or the sum. Losses and gradient are float64 where x is, else
- * float32. Sums over rows are in their order and in double. */
+ * may be x if it has its dtype; and *loss, which is the mean or the sum. Losses and gradient are float64 where x is,
+ * else float32. Sums over rows are in their order and in double. */
 ATTN_API attn_status attn_cross_entropy(const attn_cross_entropy_args *args, attn_tensor losses, attn_tensor gradient,
                                         double *loss, attn_error *error);
 

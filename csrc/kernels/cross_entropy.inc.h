@@ -44,6 +44,15 @@ static void K(target_sums)(const attn_target_row *target, ptrdiff_t from, ptrdif
     *total += (double)K(add_parts)(totals);
 }
 
+/* Elements i and on of the gradient, which were exponentials; target NULL: without its share. */
+ATTN_TEMPLATE void K(gradient_part)(const int whole, int count, const attn_target_row *target, ptrdiff_t i, vec factor,
+                                    vec scale, real *out)
+{
+    vec y = V(mul)(K(load_part)(whole, count, out + i), factor);
+    if (target) y = V(sub)(y, V(mul)(K(target_part)(whole, count, target, i), scale));
+    K(store_part)(whole, count, out + i, y);
+}
+
 static double K(cross_entropy_row)(const attn_target_row *target, ptrdiff_t n, const void *x, void *gradient)
 {
     const real *in = x, *weight = target->weight;
@@ -66,12 +75,9 @@ static double K(cross_entropy_row)(const attn_target_row *target, ptrdiff_t n, c
 
     /* Pass 4: the gradient */
     const vec factor = V(splat)((real)((hit + total) * target->scale / sum)), scale = V(splat)((real)target->scale);
-    for (ptrdiff_t i = 0; i < n; i += LANES) {
-        const int count = n - i < LANES ? (int)(n - i) : LANES;
-        vec y = V(mul)(V(load_first)(out + i, count), factor);
-        if (is_spread) y = V(sub)(y, V(mul)(K(target_part)(0, count, target, i), scale));
-        V(store_first)(out + i, count, y);
-    }
+    ptrdiff_t i = 0;
+    for (; i + LANES <= n; i += LANES) K(gradient_part)(1, LANES, is_spread ? target : NULL, i, factor, scale, out);
+    if (i < n) K(gradient_part)(0, (int)(n - i), is_spread ? target : NULL, i, factor, scale, out);
     if (has_label) out[target->label] -= (real)(hit * target->scale);
 
     const double log_sum = log(sum), spread = is_spread ? total * log_sum - product : 0;

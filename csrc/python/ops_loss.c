@@ -29,8 +29,8 @@ static int make_results(const attn_cross_entropy_args *args, owned *o)
     return (o->losses = pyattn_new_array(args->x.ndim - 1, args->x.shape, dtype)) == NULL ? -1 : 0;
 }
 
-/* cross_entropy(input, ids or None, target or None, weight or None, ignore_index, reduction, label_smoothing): the loss,
- * a float or an array, and its gradient. reduction is one of attn_reduction's. */
+/* cross_entropy(input, ids, target, weight, ignore_index, reduction, label_smoothing): the loss, a float or an array,
+ * and its gradient. One of ids and target is None; so may weight be. reduction is one of attn_reduction's. */
 static PyObject *cross_entropy(PyObject *self, PyObject *given)
 {
     PyObject *objects[ARRAYS], *ids, *result = NULL;

@@ -89,8 +89,8 @@ static PyObject *done(attn_status status, const attn_error *error)
     return status == ATTN_OK ? Py_NewRef(Py_True) : pyattn_raise(status, error);
 }
 
-/* adam_step(parameter, gradient, mean, square, max_square or None, lr, beta1, beta2, eps, weight_decay, step, decoupled,
- * maximize): True, or False, with nothing written, unless the arrays are dense in one memory order. */
+/* adam_step(parameter, gradient, mean, square, max_square or None, lr, beta1, beta2, eps, weight_decay, step,
+ * decoupled, maximize): True, or False, with nothing written, unless the arrays are dense in one memory order. */
 static PyObject *adam_step(PyObject *self, PyObject *given)
 {
     PyObject *objects[ARRAYS];

@@ -1,4 +1,5 @@
 /* Every rule of core/check.c and core/results.c has its message. */
+#include <math.h>
 #include <string.h>
 
 #include "harness.h"
@@ -261,6 +262,36 @@ static void test_long_shapes(void)
     CLAIM(attn_attention(&c.args, c.output, c.weights, c.lse, NULL) == ATTN_INVALID, "nobody asks for the message");
 }
 
+static void test_training(void)
+{
+    attn_error error = {""};
+    float x[2] = {1, 2}, gradient[2] = {7, 7}, state[2] = {0, 0};
+    int64_t ids[1] = {2};
+    double loss = 7;
+    attn_tensor logits = {x, ATTN_F32, 2, {1, 2}, {8, 4}}, result = logits, classes = {ids, ATTN_I64, 1, {1}, {8}};
+    attn_cross_entropy_args args = {.x = logits, .ids = classes, .ignore_index = -100};
+    const attn_adam_args adam = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .step = 0};
+    const attn_sgd_args sgd = {.lr = 0.5};
+    result.data = gradient;
+    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "a class too many");
+    CLAIM(strncmp(error.message, "target holds 2 in row 0", 23) == 0, "%s", error.message);
+    CLAIM(loss == 7 && gradient[0] == 7, "something was written");
+    ids[0] = 1;
+    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_OK, "%s", error.message);
+    CLAIM(fabs(loss - log1p(exp(-1.0))) < 1e-6, "the loss is %g", loss);
+    CLAIM(fabsf(gradient[0] + gradient[1]) < 1e-6f && gradient[1] < 0, "gradients %g", (double)gradient[0]);
+    args.ids.dtype = ATTN_F64;
+    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "ids of doubles");
+    args.target = logits;
+    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "two targets");
+    CLAIM(attn_adam(&adam, ATTN_F32, 2, x, gradient, state, state, NULL, &error) == ATTN_INVALID, "step 0");
+    CLAIM(attn_adam(&adam, ATTN_BOOL, 2, x, gradient, state, state, NULL, &error) == ATTN_INVALID, "bools");
+    CLAIM(attn_sgd(&sgd, ATTN_F32, -1, x, gradient, NULL, &error) == ATTN_INVALID, "-1 elements");
+    CLAIM(attn_sum_squares(ATTN_F16, 2, x, &loss, 1, &error) == ATTN_INVALID, "squares of halves");
+    CLAIM(x[0] == 1 && x[1] == 2, "a parameter was written");
+    CLAIM(attn_sgd(&sgd, ATTN_F32, 1, x, x + 1, NULL, &error) == ATTN_OK && x[0] == 0, "x is %g", (double)x[0]);
+}
+
 static void test_other_functions(void)
 {
     attn_error error = {""};
@@ -270,6 +301,7 @@ static void test_other_functions(void)
     CLAIM(attn_merge_states(ATTN_BOOL, 1, 1, 1, parts, parts, &element, &element, &error) == ATTN_INVALID,
           "bool parts");
     CLAIM(strcmp(error.message, "outputs must be float16, bfloat16, float32 or float64") == 0, "%s", error.message);
+    test_training();
     CLAIM(attn_set_isa("pentium", &error) == ATTN_INVALID, "a level that is none");
     CLAIM(strcmp(error.message, "pentium is not an instruction-set level of this machine") == 0, "%s", error.message);
     CLAIM(attn_isa_name(-1) == NULL && attn_isa_name(99) == NULL, "levels begin at 0 and end");

@@ -70,10 +70,11 @@ def cached(rows):
     return cache.attend(0, rows, is_causal=True)
 
 
-def step_adam(large):
-    """A step whose squares overflow, of a parameter that does not matter later."""
+def step_optimizers(large):
+    """Steps that overflow, of a parameter that does not matter later."""
     moments = [np.zeros_like(large) for _ in range(2)]
     assert _core.adam_step(large.copy(), large, *moments, None, 0.1, 0.9, 0.999, 1e-8, 0.1, 1, True, False)
+    assert _core.sgd_step(large.copy(), large, moments[0], 0.1, 0.9, 0.3, 0.1, False, False, False)
 
 
 def calls(arrays):
@@ -87,7 +88,8 @@ def calls(arrays):
         lambda: pyattn.functional.log_softmax(large),
         lambda: nn.losses.cross_entropy(far, np.zeros(far.shape[:-1], int), label_smoothing=0.1),
         lambda: nn.losses.cross_entropy(large[0, :0], [], weight=large[0, 0]),
-        lambda: step_adam(large),
+        lambda: nn.losses.cross_entropy(large[0, :, :0], large[0, :, :0]),
+        lambda: step_optimizers(large),
         lambda: pyattn.functional.argmax(large),
         lambda: pyattn.functional.topk(np.full_like(query, np.nan), 3),
         lambda: pyattn.merge_states([query, key], [lse, lse]),
