@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -335,3 +336,18 @@ def test_probabilities_and_weights_take_inputs_dtype():
     again = losses.cross_entropy(x, np.array([[0.5, 0.25, 0.25], [0, 0, 1]], "f"), weight=np.array([1, 2, 3], "f"))
     assert loss == again[0]
     assert losses.mse_loss(x, [[1, 2, 3]] * 2)[1].dtype == np.float32
+
+
+def test_memory_is_that_of_the_gradient(dtype):
+    x = np.ones((2000, 500), dtype)
+    ids, shares = np.zeros(2000, int), x / 500
+    for call in (
+        lambda: losses.cross_entropy(x, ids),
+        lambda: losses.cross_entropy(x, shares, label_smoothing=0.1),
+        lambda: losses.mse_loss(x, shares),
+    ):
+        tracemalloc.start()
+        call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert x.nbytes <= peak < 1.1 * x.nbytes

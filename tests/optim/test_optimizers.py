@@ -6,6 +6,7 @@ import copy
 import itertools
 import pickle
 import random
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -372,6 +373,20 @@ def test_copies_continue_alike():
         other.step()
         for key, array in other._module.named_parameters():
             assert_same_bits(array, getattr(learner, key))
+
+
+@for_each(("name", "options"), EVERYTHING)
+@for_each("order", ["C", "F"])
+def test_a_step_takes_no_memory(name, options, order, dtype):
+    module = Learner(weight=np.ones((300, 500), dtype, order=order))
+    optimizer = getattr(optim, name)(module, **options)
+    module.set_grads(weight=np.ones((300, 500), dtype, order=order))
+    optimizer.step()  # makes its state
+    tracemalloc.start()
+    optimizer.step()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.1 * module.weight.nbytes
 
 
 class Quadratic:
