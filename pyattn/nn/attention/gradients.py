@@ -70,7 +70,7 @@ def record_attention(
         bits = QUERY_KEY_VALUE | (MASK if needs_mask else 0)
         seed = None if rng is None else again
         found = _core.attention_backward(
-            grad, query, key, value, result.output, result.lse, None, bits, rng=seed, **shared
+            grad, query, key, value, result.output, None, result.lse, None, bits, rng=seed, **shared
         )
         of_mask = found[3]
         sums: list[FloatArray | None] = []
