@@ -158,6 +158,15 @@ def embedding(
     num_threads: SupportsIndex | None = None,
     out: npt.NDArray[Any] | None = None,
 ) -> _Float: ...
+def embedding_backward(
+    grad_output: npt.ArrayLike,
+    ids: npt.ArrayLike,
+    num_embeddings: SupportsIndex,
+    *,
+    padding_idx: SupportsIndex | None = None,
+    scale: SupportsFloat = 1.0,
+    num_threads: SupportsIndex | None = None,
+) -> _Float: ...
 def feed_forward(
     x: npt.ArrayLike,
     in_weight: npt.ArrayLike,

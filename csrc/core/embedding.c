@@ -4,6 +4,8 @@
  */
 #include "embedding.h"
 
+#include <stdio.h>
+
 #include "dispatch.h"
 #include "error.h"
 #include "stored.h"
@@ -69,35 +71,45 @@ static attn_tensor rows_of(const attn_embedding_args *args, const attn_tensor *t
     return rows;
 }
 
-static int64_t id_of(const attn_tensor *ids, ptrdiff_t row)
+static attn_status refuse_id(const char *name, const attn_tensor *ids, ptrdiff_t row, int64_t id, ptrdiff_t count,
+                             const char *reason, attn_error *error)
 {
-    return *(const int64_t *)(const void *)attn_row_at(ids, row);
-}
-
-static attn_status refuse_id(const attn_embedding_args *args, ptrdiff_t row, int64_t id, attn_error *error)
-{
-    const attn_tensor *ids = &args->ids, *weight = &args->weight;
     ptrdiff_t place[ATTN_MAX_AXES];
     for (int n = ids->ndim - 1; n >= 0; n--) {
         place[n] = row % ids->shape[n];
         row /= ids->shape[n];
     }
-    if (ids->ndim == 0)
-        FAIL("input is %lld, expected 0 <= id < %td: weight has shape %s", (long long)id, weight->shape[0],
-             attn_shape_text(weight->ndim, weight->shape));
-    FAIL("input holds %lld at index %s, expected 0 <= id < %td: weight has shape %s", (long long)id,
-         attn_shape_text(ids->ndim, place), weight->shape[0], attn_shape_text(weight->ndim, weight->shape));
+    if (ids->ndim == 0) FAIL("%s is %lld, expected 0 <= id < %td: %s", name, (long long)id, count, reason);
+    FAIL("%s holds %lld at index %s, expected 0 <= id < %td: %s", name, (long long)id,
+         attn_shape_text(ids->ndim, place), count, reason);
+}
+
+attn_tensor attn_rows_of_ids(const attn_tensor *ids)
+{
+    attn_tensor each = *ids, rows;
+    each.shape[each.ndim] = 1;
+    each.strides[each.ndim++] = sizeof(int64_t);
+    attn_rows_of(&each, &rows);
+    return rows;
+}
+
+attn_status attn_check_ids(const char *name, const attn_tensor *ids, ptrdiff_t count, const char *reason,
+                           attn_error *error)
+{
+    const attn_tensor each = attn_rows_of_ids(ids);
+    const ptrdiff_t rows = attn_count_rows(&each, 1);
+    for (ptrdiff_t row = 0; row < rows; row++) {
+        const int64_t id = attn_id_at(&each, row);
+        if (id < 0 || id >= count) return refuse_id(name, ids, row, id, count, reason, error);
+    }
+    return ATTN_OK;
 }
 
 static attn_status check_ids(const attn_embedding_args *args, attn_error *error)
 {
-    const ptrdiff_t rows = count_rows(args);
-    const attn_tensor ids = rows_of(args, &args->ids, 1);
-    for (ptrdiff_t row = 0; row < rows; row++) {
-        const int64_t id = id_of(&ids, row);
-        if (id < 0 || id >= args->weight.shape[0]) return refuse_id(args, row, id, error);
-    }
-    return ATTN_OK;
+    char reason[128];
+    snprintf(reason, sizeof reason, "weight has shape %s", attn_shape_text(args->weight.ndim, args->weight.shape));
+    return attn_check_ids("input", &args->ids, args->weight.shape[0], reason, error);
 }
 
 attn_status attn_check_embedding(const attn_embedding_args *args, attn_error *error)
@@ -156,7 +168,7 @@ static void look_up_row(const lookup_job *j, ptrdiff_t row, const row_scratch *s
 {
     const attn_lookup *l = j->lookup;
     const attn_kernels *k = j->kernels;
-    const char *from = l->weight + (ptrdiff_t)id_of(&l->ids, row) * l->weight_row;
+    const char *from = l->weight + (ptrdiff_t)attn_id_at(&l->ids, row) * l->weight_row;
     char *const y = attn_row_at(&l->y, row);
     const int plain = l->residual.data == NULL && l->scale == 1; /* arithmetic would flush denormals */
     if (plain && l->y.dtype == l->dtype) {

@@ -259,6 +259,22 @@ ATTN_API attn_status attn_check_embedding(const attn_embedding_args *args, attn_
  * residual, rows are copied bit for bit to a y of weight's dtype. */
 ATTN_API attn_status attn_embedding(const attn_embedding_args *args, attn_tensor y, attn_error *error);
 
+/* Arguments of the gradient of an embedding's weight, scale * the sum of grad_output's rows over the places where ids
+ * name a row of it. Zero-initialise what is left out, but not scale. */
+typedef struct {
+    attn_tensor grad_output; /* (..., dim), with a contiguous last axis */
+    attn_tensor ids;         /* (...), ATTN_I64, each a row of grad_weight */
+    int has_padding;
+    ptrdiff_t padding_idx; /* a row whose gradient is 0 */
+    double scale;
+    int num_threads;
+} attn_embedding_backward_args;
+
+/* Computes the gradient, bit-identical for any number of threads. grad_weight (num_embeddings, dim) has a contiguous
+ * last axis; it is float64 for float64, else float32. */
+ATTN_API attn_status attn_embedding_backward(const attn_embedding_backward_args *args, attn_tensor grad_weight,
+                                             attn_error *error);
+
 /* Arguments of rotary position embedding: pairs (a, b) of a row's features become
  *
  *     (a cos t - b sin t,  b cos t + a sin t)        t = position * inv_freq[pair], cos and sin times `scale`

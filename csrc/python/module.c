@@ -12,7 +12,7 @@ static int execute(PyObject *module)
         pyattn_cache_methods,              /* KV cache pages */
         pyattn_topk_methods,               /* argmax and top-k */
         pyattn_dropout_methods,            /* dropout masks and rows */
-        pyattn_embedding_methods,          /* embedding lookup */
+        pyattn_embedding_methods,          /* embedding lookup, and its gradient */
         pyattn_feed_forward_methods,       /* feed-forward part */
         pyattn_layer_methods,              /* Transformer layer */
         pyattn_linear_methods,             /* linear layer */

@@ -1,4 +1,4 @@
-/* pyattn.embedding: parse, convert, drop the GIL, call, wrap. */
+/* pyattn.embedding and _core.embedding_backward: parse, convert, drop the GIL, call, wrap. */
 #include "convert.h"
 
 #include "arena.h"
@@ -109,7 +109,97 @@ done:
     return result;
 }
 
+/* The gradient of the weight ----------------------------------------------------------------------------------------
+ */
+
+enum { GRAD_OUTPUT, IDS, NUM_EMBEDDINGS, BACK_PADDING_IDX, BACK_SCALE, BACK_NUM_THREADS, BACK_ARGUMENTS };
+static const char *const back_names[BACK_ARGUMENTS] = {"grad_output", "ids",   "num_embeddings",
+                                                       "padding_idx", "scale", "num_threads"};
+static PyObject *back_interned[BACK_ARGUMENTS];
+static const pyattn_signature back_signature = {"embedding_backward", BACK_ARGUMENTS, 3, 3, back_names, back_interned};
+
+/* Counts a negative index from the end. */
+static int convert_padding(PyObject *object, Py_ssize_t rows, attn_embedding_backward_args *args)
+{
+    Py_ssize_t index;
+    if (!pyattn_given(object)) return 0;
+    if (pyattn_integer(object, "padding_idx", "an int", &index) < 0) return -1;
+    args->has_padding = 1;
+    args->padding_idx = index < 0 ? index + rows : index;
+    if (0 <= args->padding_idx && args->padding_idx < rows) return 0;
+    PyErr_Format(PyExc_ValueError, "padding_idx is %zd, expected %zd <= padding_idx < %zd: num_embeddings is %zd",
+                 index, -rows, rows, rows);
+    return -1;
+}
+
+static int convert_backward(PyObject *const *values, attn_embedding_backward_args *args, Py_ssize_t *rows,
+                            PyArrayObject **ids, PyArrayObject **upstream)
+{
+    if (pyattn_integer(values[NUM_EMBEDDINGS], "num_embeddings", "an int", rows) < 0) return -1;
+    if (*rows < 0) {
+        PyErr_Format(PyExc_ValueError, "num_embeddings is %zd, expected 0 or more", *rows);
+        return -1;
+    }
+    if (convert_padding(values[BACK_PADDING_IDX], *rows, args) < 0) return -1;
+    if (values[BACK_SCALE] && pyattn_finite(values[BACK_SCALE], "scale", &args->scale) < 0) return -1;
+    if ((args->num_threads = pyattn_num_threads(values[BACK_NUM_THREADS])) < 0) return -1;
+    if (pyattn_as_integers(values[IDS], "ids", ids) < 0) return -1;
+    if (pyattn_as_reals(values, back_names, 1, 1, upstream) < 0) return -1;
+    return pyattn_make_rows_contiguous(upstream, 1);
+}
+
+/* embedding_backward(grad_output, ids, num_embeddings): a new array (num_embeddings, dim). */
+static PyObject *embedding_backward(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[BACK_ARGUMENTS], *result = NULL;
+    PyArrayObject *ids = NULL, *upstream = NULL, *gradient = NULL;
+    attn_embedding_backward_args args = {.scale = 1};
+    attn_scatter scatter;
+    attn_error error;
+    attn_status status;
+    Py_ssize_t rows;
+    (void)self;
+
+    if (pyattn_parse(&back_signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert_backward(values, &args, &rows, &ids, &upstream) < 0) goto done;
+    pyattn_fill(&args.grad_output, upstream);
+    pyattn_fill(&args.ids, ids);
+    if (PyErr_Occurred()) goto done;
+    if ((status = attn_check_embedding_backward(&args, &error)) != ATTN_OK) {
+        pyattn_raise(status, &error);
+        goto done;
+    }
+    const attn_tensor *const tensor = &args.grad_output;
+    const ptrdiff_t shape[] = {rows, tensor->shape[tensor->ndim - 1]};
+    ptrdiff_t bytes;
+    if (__builtin_mul_overflow(shape[0], shape[1], &bytes) ||
+        __builtin_mul_overflow(bytes, (ptrdiff_t)sizeof(double), &bytes)) {
+        PyErr_Format(PyExc_ValueError, "num_embeddings is %zd: the gradient, (%zd, %zd), is too large for memory", rows,
+                     shape[0], shape[1]);
+        goto done;
+    }
+    gradient = pyattn_new_array(2, shape, tensor->dtype);
+    if (gradient == NULL) goto done;
+    status = attn_layout_embedding_backward(&args, pyattn_tensor(gradient), &scatter, &error);
+    if (status == ATTN_OK)
+        PYATTN_RUN(status, PyArray_SIZE(gradient) + PyArray_SIZE(upstream) >= PYATTN_WORTH_THE_GIL,
+                   attn_scatter_add(&scatter, args.num_threads, &error));
+    if (status != ATTN_OK)
+        pyattn_raise(status, &error);
+    else
+        result = Py_NewRef((PyObject *)gradient);
+
+done:
+    Py_XDECREF(ids);
+    Py_XDECREF(upstream);
+    Py_XDECREF(gradient);
+    return result;
+}
+
 PyMethodDef pyattn_embedding_methods[] = {
     {"embedding", (PyCFunction)(void (*)(void))embedding, METH_FASTCALL | METH_KEYWORDS, DOC_EMBEDDING},
+    {"embedding_backward", (PyCFunction)(void (*)(void))embedding_backward, METH_FASTCALL | METH_KEYWORDS,
+     "embedding_backward($module, grad_output, ids, num_embeddings, *, padding_idx=None, scale=1.0, num_threads=None)"
+     "\n--\n\nGradient of an embedding's weight. See pyattn.functional.embedding_backward."},
     {NULL, NULL, 0, NULL},
 };
