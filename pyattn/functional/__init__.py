@@ -13,6 +13,7 @@ from pyattn.functional._additive import additive_attention
 from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
 from pyattn.functional._attention_backward import AttentionGradients, attention_backward
 from pyattn.functional._dropout import dropout, dropout_keep_mask
+from pyattn.functional._embedding import embedding_backward
 from pyattn.functional._multihead import multi_head_attention_forward
 from pyattn.functional._norm import NormGradients, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from pyattn.functional._positions import positional_encoding
@@ -35,6 +36,7 @@ __all__ = [
     "dropout",
     "dropout_keep_mask",
     "embedding",
+    "embedding_backward",
     "feed_forward",
     "gelu",
     "gelu_backward",

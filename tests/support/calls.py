@@ -227,6 +227,10 @@ WORKING = {
     "embedding, everything": lambda: pyattn.functional.embedding(
         np.array([1, 0], ">u2"), V.T, -1, scale=2, residual=V[:, 0], num_threads=2, out=np.empty((2, 5), "f")[::-1]
     ),
+    "embedding_backward": lambda: pyattn.functional.embedding_backward(K[:2], [4, 0], 5),
+    "embedding_backward, everything": lambda: _core.embedding_backward(
+        FROZEN_HALF.T, np.array([1, 0, 1, 2], ">u2"), 5, padding_idx=-5, scale=2, num_threads=2
+    ),
     "multi_head": lambda: _core.multi_head(Q, K, K, K, K, K, heads=5),
     "multi_head, everything": lambda: _core.multi_head(
         *(Q, K, K, K[:4], K[:2].copy("F"), K[2:4]),
