@@ -192,6 +192,8 @@ def attention_backward(
     and those of a key likewise. The cosine score of a zero vector is constant, so its gradient is 0. A row that sees no
     key has gradients of 0. Where ``abs(lse)`` is above 64, it has too few digits, and the row's sum is computed again.
 
+    `pyattn.additive_attention` attends to projected queries and keys: differentiate those, then their projections.
+
     Examples
     --------
     >>> import numpy as np
