@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import numpy as np
 import pytest
+from support.derivatives import check_by_differences, first
 from support.helpers import assert_same_bits
 
 import pyattn
@@ -22,47 +22,6 @@ PAIRS = RNG.standard_normal((5, 5))
 LATE = np.array([[False] * 5, [False] * 3 + [True] * 2])
 
 # Derivatives by differences ---------------------------------------------------------------------------------------
-
-
-def first(result):
-    return result[0] if isinstance(result, tuple) else result
-
-
-def check_by_differences(module, args, kwargs, checkpoint=False):
-    """Each gradient times a direction is the derivative along it; the output is that of a plain call."""
-    rng = np.random.default_rng(5)
-    output, backward = module.vjp(*args, checkpoint=checkpoint, **kwargs)
-    assert_same_bits(first(output), first(module(*args, **kwargs)))
-    grad = rng.standard_normal(first(output).shape)
-    found = backward(grad)
-    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    assert len(found) == len(given)
-    inputs = {name: x for name, x in given.items() if isinstance(x, np.ndarray) and x.dtype == F64}
-    assert [name for name, one in zip(given, found, strict=True) if one is not None] == [*inputs]
-    pairs = [(x, one) for x, one in zip(given.values(), found, strict=True) if one is not None]
-    parameters = dict(module.named_parameters())
-    assert [*module.grads] == [*parameters]
-    pairs += [(parameters[name], one) for name, one in module.grads.items()]
-
-    def loss():
-        return float((first(module(*args, **kwargs)) * grad).sum())
-
-    step = 2.0**-20
-    for array, one in pairs:
-        assert one.shape == array.shape
-        assert one.dtype == array.dtype
-        direction, before = rng.standard_normal(array.shape), array.copy()
-        for padding in [m for m in module.modules() if getattr(m, "padding_idx", None) is not None]:
-            if array is getattr(padding, "weight", None):
-                direction[padding.padding_idx] = 0  # which gets no gradient
-        array[...] = before + step * direction
-        above = loss()
-        array[...] = before - step * direction
-        below = loss()
-        array[...] = before
-        # truncation of step**2 and rounding of 2**-53 / step, times sizes of some hundreds
-        size = abs(above) + abs(below) + np.abs(one * direction).sum()
-        assert abs((above - below) / (2 * step) - (one * direction).sum()) <= 3e-8 * max(size, 1)
 
 
 def mha(**options):
