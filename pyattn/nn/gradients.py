@@ -230,7 +230,7 @@ class Backward:
         seeds = self._read(grad_output)
         tape, self._tape = self._tape, None
         found = tape.gradients(seeds, list(self._inputs.values()))
-        result = []
+        result: list[FloatArray | None] = []
         for name, grad in zip(self._inputs, found, strict=True):
             dtype, array = self._dtypes.get(name), self._inputs[name]
             if dtype is None:
