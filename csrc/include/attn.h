@@ -340,6 +340,11 @@ ATTN_API attn_status attn_multihead(const attn_multihead_args *args, attn_tensor
 ATTN_API attn_status attn_softmax(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, void *y, int logarithm,
                                   int num_threads, attn_error *error);
 
+/* Gradients of attn_softmax, from the gradient of its result y, and y itself; grad_x may be either. */
+ATTN_API attn_status attn_softmax_backward(attn_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *grad_output,
+                                           const void *y, void *grad_x, int logarithm, int num_threads,
+                                           attn_error *error);
+
 /* The index of the largest element of each of `rows` contiguous rows of float32 or float64; the k largest elements of
  * each and their indices, both (rows, k), largest first. NaN is larger than any number; equal elements are in order of
  * their indices. */

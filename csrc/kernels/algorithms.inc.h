@@ -86,6 +86,7 @@ static const attn_kernels K(kernels) = {
     .sum_squares = K(sum_squares),
     .adam = K(adam),
     .sgd = K(sgd),
+    .softmax_row_backward = K(softmax_row_backward),
     .topk = K(topk),
     .topk_order = K(topk_order),
     .exp2_array = K(exp2_array),

@@ -339,6 +339,8 @@ typedef struct {
     void (*adam)(const attn_adam_step *step, ptrdiff_t n, void *parameter, const void *gradient, void *mean,
                  void *square, void *max_square);
     void (*sgd)(const attn_sgd_step *step, ptrdiff_t n, void *parameter, const void *gradient, void *momentum);
+    /* The gradient of x, from that of y and y. grad_x may be either. */
+    void (*softmax_row_backward)(ptrdiff_t n, const void *upstream, const void *y, void *grad_x, int logarithm);
 
     /* The k largest elements of a row, a part at a time. topk adds elements [from, to) to the heap. At the end,
      * topk_order reduces a heap of `from` elements to `to`, with the removed ones in order after it. */

@@ -1,4 +1,4 @@
-/* softmax and log_softmax of a contiguous row.
+/* softmax and log_softmax of a contiguous row, and their gradients.
  *
  * exp(t) = 2^n exp(t - n log(2)), with log(2) split in two. The high part is so short that n times it is exact, with or
  * without fma, so the error does not grow with |t|. Sums are 16 interleaved partial sums over blocks of 4,096 elements,
@@ -108,6 +108,58 @@ static void K(softmax_row)(ptrdiff_t n, const void *x, void *y, int logarithm)
     } else {
         for (ptrdiff_t i = 0; i < n; i++) out[i] /= sum;
     }
+}
+
+/* Gradients, from that of the output. softmax y: y (upstream - sum of y upstream). Its logarithm: upstream - exp(y) sum
+ * of upstream. */
+
+/* Sum of upstream, or of y * upstream, over at most row_block elements. */
+ATTN_TEMPLATE real K(sum_upstream)(const int logarithm, ptrdiff_t n, const real *upstream, const real *y)
+{
+    vec part[16];
+    ptrdiff_t i = 0;
+    for (int c = 0; c < K(row_vectors); c++) part[c] = V(splat)(0);
+    for (; i + K(row_parts) <= n; i += K(row_parts)) ATTN_UNROLL for (int c = 0; c < K(row_vectors); c++)
+        {
+            const vec up = V(load)(upstream + i + c * LANES);
+            part[c] = logarithm ? V(add)(part[c], up) : V(fma)(up, V(load)(y + i + c * LANES), part[c]);
+        }
+    for (int c = 0; i < n; c++, i += LANES) { /* zeros past the end */
+        const int count = n - i < LANES ? (int)(n - i) : LANES;
+        const vec up = V(load_first)(upstream + i, count);
+        part[c] = logarithm ? V(add)(part[c], up) : V(fma)(up, V(load_first)(y + i, count), part[c]);
+    }
+    return K(add_parts)(part);
+}
+
+ATTN_TEMPLATE void K(softmax_row_gradient)(const int logarithm, ptrdiff_t n, const real *upstream, const real *y,
+                                           real *grad_x)
+{
+    real sum = 0, lost = 0;
+    for (ptrdiff_t i = 0; i < n; i += K(row_block)) {
+        const ptrdiff_t count = n - i < K(row_block) ? n - i : K(row_block);
+        const real block = K(sum_upstream)(logarithm, count, upstream + i, y + i);
+        const real total = sum + block, share = total - sum; /* Knuth's two-sum */
+        lost += (sum - (total - share)) + (block - share);
+        sum = total;
+    }
+    sum = isfinite(lost) ? sum + lost : sum; /* the two-sum of an infinity is NaN */
+    const vec all = V(splat)(sum), none = V(splat)(0);
+    for (ptrdiff_t i = 0; i < n; i += LANES) {
+        const int count = n - i < LANES ? (int)(n - i) : LANES;
+        const vec up = V(load_first)(upstream + i, count), out = V(load_first)(y + i, count);
+        const vec result =
+            logarithm ? V(sub)(up, V(mul)(K(exp_negative)(out, none), all)) : V(mul)(out, V(sub)(up, all));
+        V(store_first)(grad_x + i, count, result);
+    }
+}
+
+static void K(softmax_row_backward)(ptrdiff_t n, const void *upstream, const void *y, void *grad_x, int logarithm)
+{
+    if (logarithm)
+        K(softmax_row_gradient)(1, n, upstream, y, grad_x);
+    else
+        K(softmax_row_gradient)(0, n, upstream, y, grad_x);
 }
 
 #undef LN2_HIGH

@@ -22,7 +22,7 @@ static int execute(PyObject *module)
         pyattn_optimizer_methods,          /* steps of optimisers */
         pyattn_norm_backward_methods,      /* gradients of normalisation */
         pyattn_rotary_methods,             /* rotary position embedding */
-        pyattn_rows_methods,               /* softmax, merge_states, conversions */
+        pyattn_rows_methods,               /* softmax, its gradient, merge_states, conversions */
         pyattn_runtime_methods,            /* threads and instruction sets */
     };
 

@@ -1,4 +1,4 @@
-/* pyattn._core.softmax_rows and merge_states, and conversions for the Python functions. */
+/* pyattn._core.softmax_rows, softmax_backward and merge_states, and conversions for the Python functions. */
 #include "convert.h"
 
 /* Parses (object, name) for as_array and as_real; returns the name, or NULL with an exception. */
@@ -84,6 +84,38 @@ static PyObject *softmax_rows(PyObject *self, PyObject *const *args, Py_ssize_t 
     return pyattn_raise(status, &error);
 }
 
+/* softmax_backward(grad_output, output, logarithm): the gradient of softmax_rows's x, a new array. */
+static PyObject *softmax_backward(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    attn_error error;
+    attn_status status;
+    (void)self;
+    if (nargs != 3 || !PyArray_CheckExact(args[0]) || !PyArray_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "softmax_backward(grad_output: ndarray, output: ndarray, logarithm: bool)");
+        return NULL;
+    }
+    PyArrayObject *upstream = (PyArrayObject *)args[0], *output = (PyArrayObject *)args[1];
+    const int logarithm = PyObject_IsTrue(args[2]); /* first, as its code may change the arrays */
+    if (logarithm < 0) return NULL;
+    const int dtype = pyattn_stored_dtype(output), axes = PyArray_NDIM(output);
+    if (axes == 0 || dtype < 0 || !PyArray_ISCARRAY_RO(output) || !PyArray_ISCARRAY_RO(upstream) ||
+        PyArray_TYPE(upstream) != PyArray_TYPE(output) || !PyArray_SAMESHAPE(upstream, output)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "grad_output and output must be C-contiguous arrays of real numbers, of one shape and dtype");
+        return NULL;
+    }
+
+    PyArrayObject *grad_x = pyattn_new_like(axes, (const ptrdiff_t *)PyArray_DIMS(output), output);
+    if (grad_x == NULL) return NULL;
+    const npy_intp n = PyArray_DIM(output, axes - 1), rows = n > 0 ? PyArray_SIZE(output) / n : 0;
+    const void *const from = PyArray_DATA(upstream), *const y = PyArray_DATA(output);
+    void *const to = PyArray_DATA(grad_x);
+    PYATTN_RUN(status, 1, attn_softmax_backward(dtype, rows, n, from, y, to, logarithm, 0, &error));
+    if (status == ATTN_OK) return (PyObject *)grad_x;
+    Py_DECREF(grad_x);
+    return pyattn_raise(status, &error);
+}
+
 /* Data pointers of a list or tuple of C-contiguous arrays of one dtype and size. NULL with an exception. */
 static const void **data_of(PyObject *list, Py_ssize_t parts, int type, npy_intp size)
 {
@@ -146,6 +178,9 @@ PyMethodDef pyattn_rows_methods[] = {
      "as_real($module, x, name, /)\n--\n\nAn object as an array of floats, by the rules of attention."},
     {"softmax_rows", (PyCFunction)(void (*)(void))softmax_rows, METH_FASTCALL,
      "softmax_rows($module, x, logarithm, /)\n--\n\nsoftmax or log_softmax over a C-contiguous array's last axis."},
+    {"softmax_backward", (PyCFunction)(void (*)(void))softmax_backward, METH_FASTCALL,
+     "softmax_backward($module, grad_output, output, logarithm, /)\n--\n\n"
+     "The gradient of softmax or log_softmax over C-contiguous arrays' last axis."},
     {"merge_states", (PyCFunction)(void (*)(void))merge_states, METH_FASTCALL,
      "merge_states($module, outputs, lses, output, lse, /)\n--\n\nMerge tuples of C-contiguous partial results."},
     {NULL, NULL, 0, NULL},
