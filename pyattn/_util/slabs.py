@@ -6,7 +6,7 @@ Copying the whole array would double the memory, and NumPy does not react to Ctr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,19 @@ SLAB = 4 << 20  # bytes
 
 
 def compute_rows(
-    moved: npt.NDArray[Any],
+    moved: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
     outer_axes: int,
-    compute: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    compute: Callable[..., npt.NDArray[Any]],
     target: npt.NDArray[Any],
 ) -> None:
-    """Fill target with a function of contiguous rows, slab by slab."""
-    size = math.prod(moved.shape[outer_axes:])
-    for slab in _slabs(moved.shape[:outer_axes], size * moved.itemsize) if moved.size else ():
-        part = moved[slab]
-        rows = np.ascontiguousarray(part).reshape(part.size // size, size)
-        target[slab] = compute(rows).reshape(target[slab].shape)
+    """Fill target with a function of contiguous rows, of one array or of several of one shape, slab by slab."""
+    arrays = [moved] if isinstance(moved, np.ndarray) else moved
+    first = arrays[0]
+    size = math.prod(first.shape[outer_axes:])
+    for slab in _slabs(first.shape[:outer_axes], size * first.itemsize) if first.size else ():
+        parts = [array[slab] for array in arrays]
+        rows = (np.ascontiguousarray(part).reshape(part.size // size, size) for part in parts)
+        target[slab] = compute(*rows).reshape(target[slab].shape)
 
 
 def _slabs(shape: tuple[int, ...], row_bytes: int) -> Iterator[tuple[int | slice, ...]]:

@@ -20,7 +20,7 @@ from pyattn.functional._positions import positional_encoding
 from pyattn.functional._rotary import rotary_embedding
 from pyattn.functional._rotary_frequencies import RotaryFrequencies, rotary_frequencies
 from pyattn.functional._self_attention import self_attention
-from pyattn.functional._softmax import log_softmax, softmax
+from pyattn.functional._softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from pyattn.functional._topk import TopK, argmax, topk
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "log_softmax",
+    "log_softmax_backward",
     "merge_states",
     "multi_head_attention_forward",
     "positional_encoding",
@@ -56,6 +57,7 @@ __all__ = [
     "silu",
     "silu_backward",
     "softmax",
+    "softmax_backward",
     "topk",
 ]
 

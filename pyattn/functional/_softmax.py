@@ -1,6 +1,8 @@
-"""Softmax and its logarithm along any axes."""
+"""Softmax and its logarithm along any axes, and their gradients."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +12,9 @@ import pyattn._core as _core
 import pyattn._util.slabs as _slabs
 from pyattn._util.arguments import as_index
 from pyattn._util.typing import Axis, FloatArray
+from pyattn.functional._upstream import as_alike, round_like
 
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 
 
 def softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
@@ -81,23 +84,114 @@ def log_softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
     return _along(x, axis, logarithm=True)
 
 
+def softmax_backward(grad_output: npt.ArrayLike, output: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
+    """Compute the gradient of `softmax` from its result.
+
+    ``output * (grad_output - sum(grad_output * output))``, with the sum along the axis: the product with the softmax's
+    Jacobian ``diag(output) - outer(output, output)``.
+
+    Parameters
+    ----------
+    grad_output : array_like
+        Gradient of the loss with respect to `output`; of its shape.
+    output : array_like
+        The result of ``softmax(x, axis)``.
+    axis : int or tuple of ints or None
+        As in the forward call. Default: -1, the last.
+
+    Returns
+    -------
+    ndarray
+        The gradient of x: of output's shape, and of its dtype if that is a half; else float64 for float64, float32 for
+        float32.
+
+    Raises
+    ------
+    TypeError
+        An array does not hold real numbers, or axis is not an integer.
+    ValueError
+        Shapes differ.
+    numpy.exceptions.AxisError
+        axis is out of range for output.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> y = pyattn.functional.softmax([0.0, 1.0])
+    >>> pyattn.functional.softmax_backward([1.0, 0.0], y).round(4)
+    array([ 0.1966, -0.1966])
+    """
+    return _along_backward(grad_output, output, axis, logarithm=False)
+
+
+def log_softmax_backward(grad_output: npt.ArrayLike, output: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
+    """Compute the gradient of `log_softmax` from its result.
+
+    ``grad_output - exp(output) * sum(grad_output)``, with the sum along the axis: the product with its Jacobian.
+
+    Parameters
+    ----------
+    grad_output : array_like
+        Gradient of the loss with respect to `output`; of its shape.
+    output : array_like
+        The result of ``log_softmax(x, axis)``.
+    axis : int or tuple of ints or None
+        As in the forward call. Default: -1, the last.
+
+    Returns
+    -------
+    ndarray
+        The gradient of x: of output's shape, and of its dtype if that is a half; else float64 for float64, float32 for
+        float32.
+
+    Raises
+    ------
+    TypeError
+        An array does not hold real numbers, or axis is not an integer.
+    ValueError
+        Shapes differ.
+    numpy.exceptions.AxisError
+        axis is out of range for output.
+
+    Examples
+    --------
+    >>> import pyattn
+    >>> y = pyattn.functional.log_softmax([0.0, 1.0])
+    >>> pyattn.functional.log_softmax_backward([1.0, 0.0], y).round(4)
+    array([ 0.7311, -0.7311])
+    """
+    return _along_backward(grad_output, output, axis, logarithm=True)
+
+
 def _along(x: npt.ArrayLike, axis: Axis, *, logarithm: bool) -> FloatArray:
-    """Move the axes to the end, compute over them as one contiguous axis, and move them back."""
+    """Compute over the axes."""
     array = _core.as_real(x, "x")
     if type(axis) is int and axis in (-1, array.ndim - 1) and array.ndim > 0 and array.flags.c_contiguous:
         return _core.softmax_rows(array, logarithm)  # the usual call: moving axes takes 6 microseconds
-    axes = _axes(axis, array.ndim)
-    outer_axes, last = array.ndim - len(axes), tuple(range(-len(axes), 0))
-    moved = np.moveaxis(array, axes, last)
-    size = int(np.prod(moved.shape[outer_axes:], dtype=np.intp))
-    if moved.flags.c_contiguous and axes == tuple(range(outer_axes, array.ndim)):
-        return _core.softmax_rows(moved.reshape(*moved.shape[:outer_axes], size), logarithm).reshape(array.shape)
-    result = np.empty(array.shape, array.dtype.newbyteorder("="))
+    return _over_axes([array], axis, lambda rows: _core.softmax_rows(rows, logarithm))
+
+
+def _along_backward(grad_output: npt.ArrayLike, output: npt.ArrayLike, axis: Axis, *, logarithm: bool) -> FloatArray:
+    """Compute the gradient over the axes."""
+    upstream, array, dtype = as_alike(grad_output, output, "output")
+    found = _over_axes([upstream, array], axis, lambda up, rows: _core.softmax_backward(up, rows, logarithm))
+    return round_like(found, dtype)
+
+
+def _over_axes(arrays: list[FloatArray], axis: Axis, compute: Callable[..., FloatArray]) -> FloatArray:
+    """Move the axes to the end, compute over them as one contiguous axis, and move them back."""
+    shape, ndim = arrays[0].shape, arrays[0].ndim
+    axes = _axes(axis, ndim)
+    outer_axes, last = ndim - len(axes), tuple(range(-len(axes), 0))
+    moved = [np.moveaxis(array, axes, last) for array in arrays]
+    outer, size = moved[0].shape[:outer_axes], int(np.prod(moved[0].shape[outer_axes:], dtype=np.intp))
+    if axes == tuple(range(outer_axes, ndim)) and all(array.flags.c_contiguous for array in moved):
+        return compute(*(array.reshape(*outer, size) for array in moved)).reshape(shape)
+    result = np.empty(shape, arrays[0].dtype.newbyteorder("="))
     flat, step = result.reshape(-1), _slabs.SLAB // result.itemsize
     for start in range(0, flat.size, step):  # touch every page now, not all in the first slab
         flat[start : start + step : 512] = 0
-    target = np.moveaxis(result, axes, last)
-    _slabs.compute_rows(moved, outer_axes, lambda rows: _core.softmax_rows(rows, logarithm), target)
+    _slabs.compute_rows(moved, outer_axes, compute, np.moveaxis(result, axes, last))
     return result
 
 
