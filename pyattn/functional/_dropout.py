@@ -23,7 +23,8 @@ def dropout(
     """Set each element to 0 with probability p, and divide the others by ``1 - p``.
 
     With x viewed as (rows, features), the mask depends only on the seed drawn from rng, the row and the feature. It is
-    `dropout_keep_mask` of shape ``(rows, features)``, for up to 2**32 rows.
+    `dropout_keep_mask` of shape ``(rows, features)``, for up to 2**32 rows. The gradient of x is dropout of the
+    gradient of the result, with the same p and int as rng.
 
     Parameters
     ----------

@@ -35,6 +35,8 @@ def rotary_embedding(
     x holds queries or keys. The n-th pair (a, b) of a row at position p becomes ``(a cos t - b sin t, b cos t + a sin
     t)``, where ``t = p * inv_freq[n]``. The dot product of a rotated query and a rotated key then depends only on the
     distance between their positions (Su et al., "RoFormer: enhanced Transformer with rotary position embedding", 2021).
+    The gradient of x is the gradient of the result rotated by the negative angles: call it with
+    ``frequencies._replace(inv_freq=-frequencies.inv_freq)`` and the same positions.
 
     Parameters
     ----------

@@ -127,6 +127,15 @@ def test_what_is_kept_is_divided(shape, p, dtype, level):
     assert (np.abs(pyattn.functional.dropout(x, p, rng=0) - exact) <= 2 * np.finfo(dtype).eps * np.abs(exact)).all()
 
 
+@for_each("shape", SHAPES)
+@for_each("p", [0.1, 0.3, 0.9])
+def test_the_gradient_is_dropout_with_the_same_seed(shape, p, dtype, level):
+    """Dropout multiplies by a diagonal, which is dropout of ones; so does its gradient, bit for bit."""
+    upstream, diagonal = normal(*shape, seed=1, dtype=dtype), pyattn.functional.dropout(np.ones(shape, dtype), p, rng=8)
+    gradient = np.where(diagonal == 0, np.zeros_like(upstream), upstream * diagonal)
+    assert_same_bits(pyattn.functional.dropout(upstream, p, rng=8), gradient)
+
+
 def test_nan_and_infinity_that_are_dropped_are_gone(dtype, level):
     x = normal(40, 70, dtype=dtype)
     plain, keep = pyattn.functional.dropout(x, 0.5, rng=0), pyattn.functional.dropout_keep_mask(x.shape, 0.5, rng=0)

@@ -366,6 +366,22 @@ def test_mistakes_are_named(arguments, kind, message):
         functional.rotary_embedding(**{"x": X, **arguments})
 
 
+@both_pairings
+@for_each("options", [{}, {"offset": 70_000}, {"position_ids": [[3, 1, 4, 1, 5]]}, {"layout": "bshd", "offset": -3}])
+def test_negative_angles_give_the_gradient(options, interleaved, dtype, level):
+    """The gradient g of a pair at angle t is (ga cos t + gb sin t, gb cos t - ga sin t); other features pass it on."""
+    upstream = normal(2, 5, 5, 12, dtype=dtype)
+    frequencies = rotary.rotary_frequencies(8)
+    backwards = frequencies._replace(inv_freq=-frequencies.inv_freq)
+    found = rotary.rotary_embedding(upstream, frequencies=backwards, interleaved=interleaved, **options)
+    positions = np.asarray(options.get("position_ids", np.arange(5) + options.get("offset", 0)))
+    heads = (lambda x: x.swapaxes(1, 2)) if options.get("layout") == "bshd" else (lambda x: x)
+    exact = heads(formula(heads(upstream), -positions, 8, interleaved))
+    assert (np.abs(found - exact) <= bound_of(upstream, 8, interleaved)).all()
+    restored = rotary.rotary_embedding(found, frequencies=frequencies, interleaved=interleaved, **options)
+    assert (np.abs(restored - upstream) <= 2 * bound_of(upstream, 8, interleaved) + 8 * np.finfo(dtype).eps).all()
+
+
 def test_a_mistake_leaves_out_alone():
     out = np.full((2, 4), 7.0)
     with pytest.raises(ValueError, match="position_ids has shape"):
