@@ -173,7 +173,7 @@ def rms_norm(
 
 
 class NormGradients(NamedTuple):
-    """Gradients of `layer_norm` and `rms_norm`; None for those that were not asked for.
+    """Gradients of `layer_norm` and `rms_norm`; None where not asked for.
 
     Attributes
     ----------

@@ -258,7 +258,7 @@ class Embeddings(Module):
         types = self._read_types(token_type_ids, ids.shape)
         x = self._embed_words(ids, self._position_rows(ids, position_ids))
         if types is not None and self.types is not None:
-            x = self.types.look_up(types, residual=x)
+            x = self.types._look_up(types, residual=x)
         elif self.types is not None:
             x = running().add(x, rows_of(self.types, as_float32(self.types.weight[0]), 0))
         y: FloatArray = self.norm(x)
@@ -266,7 +266,7 @@ class Embeddings(Module):
 
     def _embed_words(self, ids: IntArray, rows: FloatArray) -> FloatArray:
         """Look up the vectors of tokens and add rows, in a new array."""
-        return self.words.look_up(ids, residual=rows)
+        return self.words._look_up(ids, residual=rows)
 
     def _read_types(self, given: npt.ArrayLike | None, shape: tuple[int, ...]) -> IntArray | None:
         if given is None:
@@ -279,7 +279,7 @@ class Embeddings(Module):
         """Return the vectors of positions: (L, features), or (N, L, features)."""
         table, length = self.positions.weight, ids.shape[1]
         if given is not None:
-            return self.positions.look_up(as_ids_per_token(given, "position_ids", len(table), ids.shape))
+            return self.positions._look_up(as_ids_per_token(given, "position_ids", len(table), ids.shape))
         if self.padding_idx is None:
             self._check_length(length, "")
             return rows_of(self.positions, as_float32(table[:length]), slice(length))
@@ -290,7 +290,7 @@ class Embeddings(Module):
             return rows_of(self.positions, as_float32(table[own]), own)
         numbers = np.cumsum(counted, axis=1)
         self._check_length(int(numbers.max()), f" that are not padding (id {self.padding_idx})")
-        return self.positions.look_up(np.where(counted, numbers, 0) + self.padding_idx)
+        return self.positions._look_up(np.where(counted, numbers, 0) + self.padding_idx)
 
     def _check_length(self, length: int, which: str) -> None:
         if length > self.max_length:

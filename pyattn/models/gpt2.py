@@ -131,7 +131,7 @@ class GPT2(CausalLM):
             other numbers than 0 and 1.
         """
         ids, padding = self._read(input_ids, attention_mask, lengths)
-        x = self.embedding.look_up(ids, residual=self._position_rows(position_ids, ids))
+        x = self.embedding._look_up(ids, residual=self._position_rows(position_ids, ids))
         return self._run(x, padding, need_weights, need_hidden_states)
 
     def _position_rows(self, given: npt.ArrayLike | None, ids: IntArray) -> FloatArray:

@@ -142,7 +142,7 @@ class Llama(CausalLM):
         return self._run(self._embed(ids), padding, need_weights, need_hidden_states)
 
     def _embed(self, ids: IntArray) -> FloatArray:
-        return self.embedding.look_up(ids)
+        return self.embedding._look_up(ids)
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         return self._embed(ids)

@@ -161,9 +161,9 @@ class Embedding(Module):
         ValueError
             An id is out of range.
         """
-        return self.look_up(input)
+        return self._look_up(input)
 
-    def look_up(self, ids: npt.ArrayLike, scale: float = 1.0, residual: FloatArray | None = None) -> FloatArray:
+    def _look_up(self, ids: npt.ArrayLike, scale: float = 1.0, residual: FloatArray | None = None) -> FloatArray:
         """Compute ``scale * weight[ids] + residual``, which is broadcast."""
         y = as_float32(functional.embedding(ids, self.weight, scale=scale, residual=residual))
 

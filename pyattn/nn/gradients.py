@@ -203,28 +203,7 @@ class Backward:
         self._output, self._inputs, self._dtypes = output, inputs, dtypes
 
     def __call__(self, grad_output: npt.ArrayLike) -> tuple[FloatArray | None, ...]:
-        """Return the gradients of the arguments, in forward's order; None for those that are not arrays of floats.
-
-        Parameters
-        ----------
-        grad_output : array_like
-            Gradient of the loss with respect to the output, and of its shape. Where the output is a tuple, that of its
-            first entry, or a tuple with None for entries that the loss does not depend on.
-
-        Returns
-        -------
-        tuple of (ndarray or None)
-            One for each argument that was passed, of its shape and dtype.
-
-        Raises
-        ------
-        RuntimeError
-            It was called before.
-        ValueError
-            The shape is another one, or an entry of the output has no gradient, such as weights of attention.
-        TypeError
-            grad_output does not hold real numbers.
-        """
+        """Return the gradients of the arguments, as `Module.vjp` describes it."""
         if self._tape is None:
             raise RuntimeError("this backward has run, and runs once; call vjp again for another one")
         seeds = self._read(grad_output)

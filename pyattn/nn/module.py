@@ -406,10 +406,11 @@ class Module:
         -------
         output
             As of `forward`.
-        backward : Backward
+        backward : callable
             ``backward(grad_output)`` returns a tuple: for each argument that was passed, in forward's order, the
-            gradient of the loss, or None if the argument is not an array of floats. It runs once. Where forward returns
-            a tuple, grad_output is the gradient of the first entry, or a tuple with None for entries without one.
+            gradient of the loss, or None if the argument is not an array of floats. It runs once, and raises
+            RuntimeError the second time. Where forward returns a tuple, grad_output is the gradient of the first entry,
+            or a tuple with None for entries without one, such as weights of attention.
 
         Raises
         ------
@@ -439,7 +440,7 @@ class Module:
 
     @property
     def grads(self) -> dict[str, FloatArray]:
-        """Gradients of the parameters, by the names of `state_dict`; parameters without one are left out.
+        """Gradients of the parameters that have one, by the names of `state_dict`.
 
         Each backward adds to them, until `zero_grad`. An array has its parameter's shape and memory order, and is the
         gradient itself, not a copy. A parameter with several names has one gradient, under the first. Assigning a

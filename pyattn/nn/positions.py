@@ -210,7 +210,7 @@ class PositionalEncoding(Module):
         if given.ndim < 2 or given.shape[-1] != self.embed_dim:
             raise ValueError(f"x has shape {given.shape}, expected {axes}: embed_dim is last")
         axis = given.ndim - 2 if self.batch_first else 0
-        rows = self.tracked_rows(given.shape[axis], start)
+        rows = self._tracked_rows(given.shape[axis], start)
         between = (1,) * (given.ndim - 2 - axis)  # axes after the length, along which the encoding is repeated
         y = np.asarray(given + rows.reshape(len(rows), *between, self.embed_dim))
 
@@ -222,7 +222,7 @@ class PositionalEncoding(Module):
         y = running().step(y, (x, rows), backward)
         return drop(y, as_probability(self.dropout, "dropout") if self.training else 0.0, rng)
 
-    def tracked_rows(
+    def _tracked_rows(
         self, length: SupportsIndex, start: SupportsIndex = 0, dtype: npt.DTypeLike | None = None
     ) -> FloatArray:
         """Return `rows`, whose gradient goes to a learned weight."""

@@ -107,10 +107,10 @@ def embed(
         return output
     length_first = ids.ndim == 2 and not batch_first
     length, dtype = ids.shape[0] if length_first else ids.shape[-1], compute_dtype(embedding.weight.dtype)
-    rows = positions.tracked_rows(length, start, dtype)
+    rows = positions._tracked_rows(length, start, dtype)
     rows = running().reshape(rows, (length, 1, rows.shape[-1])) if length_first else rows
     # Vaswani et al. 2017, sections 3.4 and 3.5.
-    x = embedding.look_up(ids, math.sqrt(d_model), rows)
+    x = embedding._look_up(ids, math.sqrt(d_model), rows)
     return drop(x, positions.dropout if positions.training else 0.0, rng)
 
 
