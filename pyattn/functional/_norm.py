@@ -181,6 +181,13 @@ class NormGradients(NamedTuple):
         Of x's dtype if that is a half; else float64 for float64, float32 for float32.
     weight, bias : ndarray or None, normalized_shape
         Sums over all rows: float64 for float64, else float32.
+
+    Examples
+    --------
+    >>> from pyattn import functional as F
+    >>> of_x, of_weight, of_bias = F.layer_norm_backward([[1.0, 2.0]], [[3.0, 5.0]], 2)
+    >>> of_bias
+    array([1., 2.])
     """
 
     x: FloatArray | None

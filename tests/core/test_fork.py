@@ -34,11 +34,13 @@ def compute(threads=2):
     few = pyattn.attention(arrays[0][:, :, :1], *arrays[1:], num_threads=threads)
     soft = pyattn.softmax(arrays[1])
     norms = functional.layer_norm(arrays[1], 32), functional.rms_norm(arrays[1], 32)
+    gradients = functional.layer_norm_backward(arrays[1], arrays[2], 32)
+    gradients += functional.embedding_backward(arrays[1][0, 0], np.arange(600) % 9, 9),
     cache = held.fork()  # its last page is copied
     cache.append(0, arrays[1][:, :, :1], arrays[2][:, :, :1])
     read = cache.attend(0, arrays[0], is_causal=True, num_threads=threads)
     scores = pyattn.generate(model, [[3, 1, 4], [1]], max_new_tokens=3).scores
-    return b"".join(bits(x).tobytes() for x in (result.output, result.lse, few, soft, *norms, read, scores))
+    return b"".join(bits(x).tobytes() for x in (result.output, result.lse, few, soft, *norms, *gradients, read, scores))
 
 def forked(work):
     child = os.fork()

@@ -49,9 +49,13 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "layer": "layer(endless(1, 30000, 256))",
     "feed_forward": "functional.feed_forward(endless(1 << 17, 999), endless(999, 999), None, endless(999, 999), None)",
     "layer_norm": "functional.layer_norm(endless(1 << 20, 1024), 1024)",
+    "layer_norm, gradients": "functional.layer_norm_backward(*[endless(1 << 20, 1024)] * 2, 1024)",
+    "softmax, gradients": "functional.softmax_backward(*[np.zeros((1 << 19, 1024), 'f4')] * 2)",
+    "gelu, gradients": "functional.gelu_backward(*[np.zeros((1 << 19, 1024), 'f4')] * 2)",
     "gelu": "functional.gelu(np.zeros((1 << 20, 1024), 'f4'))",
     # wide rows, as nobody looks for a signal while ids are copied and checked
     "embedding": "functional.embedding(ids, endless(9, 1 << 16), num_threads=threads)",
+    "embedding, gradients": "functional.embedding_backward(endless(1 << 14, 1 << 16), ids, 9)",
 }
 
 # `make test` asks a call for most of the loops that look for a signal.
