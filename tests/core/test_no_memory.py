@@ -64,7 +64,6 @@ LARGE = {
     "large, merge": "pyattn.merge_states([WIDE[:1]] * 2, [WIDE[:1, 0]] * 2)",
     "large, softmax": "pyattn.softmax(WIDE)",
     "large, cross_entropy": "_core.cross_entropy(WIDE, np.arange(64), None, WIDE[0], -100, 0, 0.1)",
-    "large, squares": "_core.sum_squares(WIDE)",
     "large, activate_backward": "_core.activate_backward(*[WIDE.astype(np.float16)] * 2, 'silu')",
     "large, softmax_backward": "_core.softmax_backward(*[WIDE.astype(np.float16)] * 2, True)",
     "large, normalize_backward": "_core.normalize_backward(WIDE, WIDE.astype(np.float16), num_threads=2)",
