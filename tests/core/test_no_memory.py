@@ -25,6 +25,7 @@ only_where_functions_survive = pytest.mark.skipif(
 # Where CPython does not survive memory that is gone for good: its warnings crash without a frame, and its `try` never
 # ends. There, one allocation at a time fails.
 WARNING = {"attention, MaskWarning", "attention, ShapeWarning", "attention, inverted mask"}
+CASTING = {"log_softmax_backward, half", "silu_backward, promoted"}  # NumPy's errstate crashes, too
 DRAWING = {
     "attention, dropout",
     "attention, bilinear, drawn",
@@ -147,7 +148,7 @@ def among(calls, *, left_out):
 
 @only_where_functions_survive
 def test_every_entry_point():
-    left_out = (WARNING | DRAWING) & WORKING.keys()
+    left_out = (WARNING | CASTING | DRAWING) & WORKING.keys()
     counts = failures(among("WORKING", left_out=left_out))
     assert counts.keys() == WORKING.keys() - left_out
     computing = [
@@ -159,8 +160,8 @@ def test_every_entry_point():
 
 
 @only_where_functions_survive
-@pytest.mark.parametrize("name", sorted(WARNING | DRAWING))
-def test_warnings_and_random_numbers(name):
+@pytest.mark.parametrize("name", sorted(WARNING | CASTING | DRAWING))
+def test_warnings_casts_and_random_numbers(name):
     """One allocation at a time. A generator's own would be another each time, so these draw from an int."""
     assert failures(f"{{{name!r}: {'MISTAKES' if name in MISTAKES else 'WORKING'}[{name!r}]}}", "(True,)")[name] > 0
 
