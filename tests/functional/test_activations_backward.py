@@ -49,11 +49,11 @@ def exact_slopes(kind, dtype):
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "tanh"])
 def test_digits(kind, dtype, level):
-    """7 u of the terms' sizes; gelu_tanh loses 4 u for each unit of its exponent."""
+    """8 u of the terms' sizes; gelu_tanh loses 4 u for each unit of its exponent."""
     x, exact = exact_slopes(kind, dtype)
     found, u = _core.activate_backward(np.ones_like(x), x, kind), np.finfo(dtype).eps / 2
     for y, (first, second, exponent) in zip(found, exact, strict=True):
-        assert abs(mpmath.mpf(float(y)) - first - second) <= (7 + 4 * exponent) * u * (abs(first) + abs(second))
+        assert abs(mpmath.mpf(float(y)) - first - second) <= (8 + 4 * exponent) * u * (abs(first) + abs(second))
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu", "tanh"])
@@ -79,7 +79,7 @@ def torch_function(torch, kind):
 @pytest.mark.peers
 @for_each("kind", KINDS)
 def test_equals_torch(kind, dtype, level, torch):
-    """Of torch in float64: 7 u of the terms, which add up to at most 1.2, and 14 of the value; products round, too."""
+    """Of torch in float64: 8 u of the terms, which add up to at most 1.2, and 14 of the value; products round, too."""
     upstream, x, gate = (normal(40, 67, seed=n, dtype=dtype) * 2 for n in range(3))
     x[0, :2] = 0, -0.0
     leaves = [torch.from_numpy(one.astype(np.float64)).requires_grad_() for one in (x, gate)]
