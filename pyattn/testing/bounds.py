@@ -59,8 +59,11 @@ __all__ = [
     "PRECISIONS",
     "PRODUCT_LIMIT",
     "WIDER",
+    "Errors",
     "Expected",
     "Precision",
+    "attention_errors",
+    "describe_gradient",
     "describe_worst",
     "error_ratios",
     "expect",
@@ -320,12 +323,37 @@ def error_ratios(actual: Array, expected: Array, allowed: Array) -> Array:
     return np.where(same, 0.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
 
 
+def describe_gradient(name: str, actual: Array, exact: Array, unit: Array, bar: float) -> str:
+    """Describe in two lines how many numbers of a gradient exceed their bounds, and the worst of them."""
+    ratios = error_ratios(actual, exact, unit)
+    index = tuple(int(n) for n in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
+    error = abs(actual[index] - exact[index])
+    return (
+        f"{np.count_nonzero(ratios > bar)} of {ratios.size} numbers are further from the exact gradient of {name} than "
+        f"rounding explains\n"
+        f"worst: at [{', '.join(map(str, index))}] it is {actual[index]:.9g}, exact {exact[index]:.9g}, "
+        f"error {error:.3g}, bound {bar * unit[index]:.3g}"
+    )
+
+
 def stage_bounds(formula: Formula, computed: Computed, precision: Precision) -> dict[str, Array]:
     """Bound the error of each number of each stage, in the shapes of ``computed.stages``."""
     with np.errstate(all="ignore"):
         if formula.is_linear:
             return {"output": _linear_bound(formula.query, formula.out, precision)}
-        return _attention_bounds(formula, computed, precision)
+        return attention_errors(formula, computed, precision).stages
+
+
+class Errors(NamedTuple):
+    """Bounds of the stages of an attention, and of the arrays that its gradients are computed from."""
+
+    stages: dict[str, Array]
+    operands: reference.Operands | None
+    """Of query, key and value, (..., H, length, D); None if they are the inputs themselves, which are exact."""
+    weights: Array
+    """(..., H, L, S)."""
+    merged: Array
+    """Of the input of the output projection."""
 
 
 def _linear_bound(x: Array, parameters: Affine | None, precision: Precision, inherited: Any = 0.0) -> Array:
@@ -338,7 +366,8 @@ def _linear_bound(x: Array, parameters: Affine | None, precision: Precision, inh
     return np.asarray(own + (np.sqrt(np.square(inherited) @ np.square(weight).T) if np.ndim(inherited) else 0.0))
 
 
-def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str, Array]:
+def attention_errors(f: Formula, c: Computed, precision: Precision) -> Errors:
+    """Bound every stage of an attention with or without projections."""
     u, tiny = precision.u, precision.flushed
     q, k, v = (np.abs(np.nan_to_num(x)) for x in c.operands[:3])
     found, operands = _projection_bounds(f, precision)
@@ -362,10 +391,9 @@ def _attention_bounds(f: Formula, c: Computed, precision: Precision) -> dict[str
     amplified = 16 * u * longer * w * (1 + size) + moved
     heads = amplified @ v + amplified.sum(axis=-1, keepdims=True) * np.abs(c.heads) + flush
     found["heads"] = heads if operands is None else heads + np.sqrt(w**2 @ operands.value**2)
-    output = found["heads"] if f.projections is None else f.merge(found["heads"])
-    if f.out is not None:
-        output = _linear_bound(c.merged, f.out, precision, output)
-    return found | {"output": f.as_returned(output)}
+    merged = found["heads"] if f.projections is None else f.merge(found["heads"])
+    output = merged if f.out is None else _linear_bound(c.merged, f.out, precision, merged)
+    return Errors(found | {"output": f.as_returned(output)}, operands, weights, merged)
 
 
 def _projection_bounds(f: Formula, precision: Precision) -> tuple[dict[str, Array], reference.Operands | None]:

@@ -85,6 +85,8 @@ class Formula:
     window: Any = None
     key_lengths: Any = None
     query_lengths: Any = None
+    drop: Array | None = None
+    """Factors of the weights after the softmax: 0 where dropped, else 1 / (1 - dropout_p)."""
     empty_rows: str = "zero"
     average: bool = False
     """Whether to return the mean of the weights over heads."""
@@ -158,6 +160,12 @@ class Formula:
         output = output.swapaxes(-3, -2) if swap else output
         return self.finish(output.mT if self.convention == "column" else output)
 
+    def as_computed(self, output: Array) -> Array:
+        """Convert an output, or its gradient, from the caller's axes to (..., L, features)."""
+        output = output.mT if self.convention == "column" else output
+        swap = self.length_first != (self.layout == "bshd" and self.projections is None)
+        return output.swapaxes(-3, -2) if swap else output
+
     def weights_as_returned(self, weights: Array) -> Array:
         """Convert weights, (..., H, L, S), or their bounds, to the axes that the caller gets."""
         weights = weights.mean(axis=-3) if self.average else weights
@@ -191,7 +199,7 @@ class Computed(NamedTuple):
     bias: Any = None
     visible: Any = None
     weights: Any = None
-    """The weights of each head, before they are averaged."""
+    """The weights of each head, after dropout and before they are averaged."""
     heads: Any = None
     merged: Any = None
 
@@ -207,6 +215,7 @@ def compute(formula: Formula, dtype: npt.DTypeLike = np.float64) -> Computed:
         bias, visible = _mask(f, (*q.shape[:-1], k.shape[-2]), has_heads, dtype)
         scores = f.round_stage(f.score(f.products(q, k), f.factor, bias, visible), "scores")
         weights = f.round_stage(f.normalize(scores, visible), "weights")
+        weights = weights if f.drop is None else weights * f.drop.astype(dtype)
         heads = f.round_stage(f.attend(weights, visible, v), "heads")
         if f.empty_rows == "nan":
             heads = np.where(visible.any(axis=-1, keepdims=True), heads, np.nan)
