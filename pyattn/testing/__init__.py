@@ -21,6 +21,10 @@ True
 # mistakes.py       known mistakes: copies of the formula with a field or two changed
 # causes.py         find the mistake that gives the wrong numbers
 #
+# gradients.py      gradients of the formula, and their bounds
+# gradient_mistakes.py   known mistakes on the way back, and the search for them
+# gradient_sides.py      gradients of the sides of compare
+#
 # command.py        python -m pyattn check            files.py   python -m pyattn compare, of two files
 # demo.py           python -m pyattn compare, alone   self_check.py      python -m pyattn test
 # worked_example.py, speed.py    python -m pyattn

@@ -13,6 +13,9 @@ import numpy.typing as npt
 from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios, stage_bounds
 from pyattn.testing.causes import Evidence, Explanation, explain, random_results
 from pyattn.testing.formula import STAGES, Affine, Array, Formula, compute
+from pyattn.testing.gradient_mistakes import GradientEvidence, GradientExplanation, GradientMistake, explain_gradients
+from pyattn.testing.gradient_sides import Seeds, gradients_of, read_seeds, rows_of
+from pyattn.testing.gradients import Backward
 from pyattn.testing.mistakes import Mistake
 from pyattn.testing.reports import Cause, Comparison, Stage
 from pyattn.testing.sides import Side, owner_of, read_arrays, side_of
@@ -20,7 +23,15 @@ from pyattn.testing.sides import Side, owner_of, read_arrays, side_of
 __all__ = ["compare"]
 
 
-def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None = None, **kwargs: Any) -> Comparison:
+def compare(
+    ours: Any,
+    theirs: Any,
+    *inputs: npt.ArrayLike,
+    tensors: bool | None = None,
+    gradients: bool = False,
+    grad_output: npt.ArrayLike | tuple[npt.ArrayLike | None, ...] | None = None,
+    **kwargs: Any,
+) -> Comparison:
     """Find where two attentions differ, and why.
 
     Both are called with the same inputs, each in its own dtype. Their results are compared with each other and with
@@ -32,6 +43,11 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     If the sides differ, `compare` computes the formula with each of some 30 common mistakes: scale, masks, causal
     alignment, the softmax's axis, heads, weights transposed, inputs swapped, dropout, dtypes and more. The cause is the
     mistake that gives the wrong side's numbers.
+
+    With ``gradients=True`` it compares gradients, too: those of the inputs, of float masks and, for two modules, of all
+    parameters. Each is judged by the formula's gradient in float64 and a derived rounding bound. If the outputs are
+    right and a gradient is wrong, the cause is one of some 30 mistakes on the way back: the scale left out, delta left
+    out of the softmax's gradient, P in place of P.T, grouped heads that are not summed, and more.
 
     Parameters
     ----------
@@ -48,6 +64,15 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
         own dtype.
     tensors : bool, optional
         Whether theirs takes torch's tensors. Default: None, true if it comes from torch.
+    gradients : bool
+        Whether to compare gradients. Ours are those of ``vjp`` or of `pyattn.functional.attention_backward`, torch's of
+        autograd. For another function pass a pair (forward, backward), where ``backward(grad_output, query, key,
+        value, ...)`` returns the gradients of query, key and value, and may add that of a float mask. An object with a
+        ``vjp`` as `pyattn.nn.Module`'s does as well. An array that is given several times has one gradient, the sum.
+        Default: False.
+    grad_output : array_like or tuple, optional
+        Gradient of the loss with respect to the output. A tuple (grad_output, None, grad_lse) also has that of lse.
+        Default: None, fixed random numbers.
     **kwargs
         Arguments for both sides, such as attn_mask, with their meaning for ours. A function without an argument score
         or score_weight is assumed to compute that score itself.
@@ -62,9 +87,10 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     Raises
     ------
     TypeError
-        A side cannot be compared, does not take the inputs or an argument, or does not return numbers.
+        A side cannot be compared, does not take the inputs or an argument, or does not return numbers or gradients.
     ValueError
-        Inputs do not match. An exception that a side raises is passed on; from Python 3.11, a note names the side.
+        Inputs or grad_output do not match, or gradients are asked for of another score than the dot product. An
+        exception that a side raises is passed on; from Python 3.11, a note names the side.
 
     Notes
     -----
@@ -83,6 +109,8 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
     >>> report.cause.fix.partition(";")[0]
     'multiply them by 1 / sqrt(head_dim) = 0.5774, once'
     """
+    if grad_output is not None and not gradients:
+        raise ValueError("grad_output is given, but gradients are not asked for; pass gradients=True")
     if not inputs and not callable(theirs):
         raise TypeError(
             "compare takes ours, theirs and then the inputs; no inputs are given, and theirs is not callable"
@@ -97,7 +125,13 @@ def compare(ours: Any, theirs: Any, *inputs: npt.ArrayLike, tensors: bool | None
         right.add_stages()
     stages = tuple(_stages(left, right))
     parameters = tuple(_unequal_parameters(left, right)) if modules else ()
-    found = _find(left, right, all(stage.equal for stage in stages), parameters)
+    equal = all(stage.equal for stage in stages)
+    if gradients and left.returned["output"].shape == right.returned["output"].shape:
+        seeds = read_seeds(grad_output, left.returned)
+        for run in (left, right):
+            run.differentiate(seeds, modules)
+        stages += tuple(_gradients(left, right))
+    found = _find(left, right, equal, parameters)
     ours, theirs = (f"{run.side.title()}, {run.precision.name}" for run in (left, right))
     return Comparison(ours, theirs, stages, *found, parameters)
 
@@ -106,7 +140,9 @@ class _Run:
     """A side, and the results of its call."""
 
     def __init__(self, side: Side, owner: Side, arrays: list[Array], given: Mapping[str, Any]) -> None:
-        self.side, self._call = side, partial(side.call, arrays, given)
+        self.side, self._owner, self._arrays, self._given = side, owner, arrays, given
+        self._call = partial(side.call, arrays, given)
+        self.gradients: GradientEvidence | None = None
         self.returned = self.shown = self._call()
         # Computed with its own parameters, or with the other side's if it is not a module.
         self.formula, self.computed = (side if side.is_module else owner).compute(arrays, given)
@@ -122,6 +158,17 @@ class _Run:
         dtype = np.float64 if self.precision.name == "float64" else np.float32  # NumPy does not sum in half precision
         found = {**compute(self.formula, dtype).stages, **self.returned}
         self.shown = {name: found[name].astype(np.float64) for name in STAGES if name in found}
+
+    def differentiate(self, seeds: Seeds, parameters: bool) -> None:
+        """Compute the gradients of the side and of its formula."""
+        owner = self.side if self.side.is_module else self._owner
+        given = {**self._given, **self.side.arguments}
+        rows = rows_of(owner, self.formula, self._arrays, given, parameters)
+        found = gradients_of(self.side, owner, self._arrays, self._given, seeds)
+        known = {row.name for row in rows}
+        actual = {name: x for name, x in found.items() if name in known}
+        backward = Backward(self.formula, seeds.output, seeds.lse)
+        self.gradients = GradientEvidence(backward, rows, actual, self.precision)
 
     def allowed(self, precision: Precision) -> dict[str, Array]:
         """Return bounds for results of this precision, including the rounding of the float64 formula."""
@@ -147,14 +194,36 @@ class _Run:
 def _stages(left: _Run, right: _Run) -> Iterator[Stage]:
     """Yield the stages of both sides, and wrong ones of one side; all are judged by the formula of ours."""
     allowed = [left.allowed(run.precision) for run in (left, right)]
-    coarser = _coarser(left, right)
-    for name in STAGES:
-        shown = [side for side, run in (("ours", left), ("theirs", right)) if name in run.shown]
+    exact = left.computed.stages
+    yield from _rows(STAGES, (left.shown, right.shown), exact, allowed, _coarser(left, right))
+
+
+def _gradients(left: _Run, right: _Run) -> Iterator[Stage]:
+    """Yield gradients as `_stages` does results; one that only theirs has is judged by its own formula."""
+    assert left.gradients is not None, "differentiated"
+    assert right.gradients is not None, "differentiated"
+    both = (right.gradients, left.gradients)  # the latter's come first
+    exact = {name: x for one in both for name, x in one.right.items()}
+    allowed = [{name: x for one in both for name, x in one.bounds(run.precision).items()} for run in (left, right)]
+    names = tuple(dict.fromkeys((*left.gradients.right, *right.gradients.right)))
+    yield from _rows(names, (left.gradients.actual, right.gradients.actual), exact, allowed, _coarser(left, right))
+
+
+def _rows(
+    names: tuple[str, ...],
+    found: tuple[Mapping[str, Array], Mapping[str, Array]],
+    exacts: Mapping[str, Array],
+    allowed: list[dict[str, Array]],
+    coarser: Precision,
+) -> Iterator[Stage]:
+    """Yield the rows of a table from the numbers and the bounds of both sides."""
+    for name in names:
+        shown = [side for side, numbers in zip(("ours", "theirs"), found, strict=True) if name in numbers]
         if not shown:
             continue
         only: Any = shown[0] if len(shown) == 1 else None
-        exact, each = left.computed.stages[name], [bounds[name] for bounds in allowed]
-        one, other = left.shown.get(name, exact), right.shown.get(name, exact)
+        exact, each = exacts[name], [bounds[name] for bounds in allowed]
+        one, other = (numbers.get(name, exact) for numbers in found)
         ours, theirs = (_worst(x, exact, most)[0] for x, most in zip((one, other), each, strict=True))
         worst, place = _worst(one, other, {None: each[0] + each[1], "ours": each[0], "theirs": each[1]}[only])
         if only and worst <= 1:
@@ -197,7 +266,7 @@ def _find(
 ) -> tuple[tuple[Cause, ...], tuple[str, ...], tuple[str, ...], bool]:
     """Return the causes, other mistakes with the same numbers, the wrong sides, and whether this explains all."""
     wrong = [run for run in (right, left) if run.is_wrong()]
-    explained: list[tuple[str, Explanation]] = []
+    explained: list[tuple[str, Explanation | GradientExplanation]] = []
     if not equal and left.side.is_module and right.side.is_module:
         stages = {name: right.computed.stages[name] for name in STAGES if name in right.computed.stages}
         found = explain(left.formula, stages, right.precision, computed=True)
@@ -208,14 +277,18 @@ def _find(
         explained.append(("each", _explain(right)))
     else:
         explained += [(run.side.name, _explain(run)) for run in wrong]
+    for run in (right, left):  # gradients of wrong outputs are wrong, too, and say nothing new
+        if run not in wrong and run.gradients is not None and run.gradients.wrong:
+            explained.append((run.side.name, explain_gradients(run.gradients)))
+            wrong.append(run)
     causes = [_cause(side, stage, one) for side, found in explained for stage, one in found.mistakes]
     others = [name for _, found in explained for name in found.others]
     names = tuple(run.side.name for run in wrong)
     return tuple(causes), tuple(others), names, all(found.complete for _, found in explained)
 
 
-def _cause(side: str, stage: str, one: Mistake) -> Cause:
-    return Cause(one.name, side, stage, one.what, one.fix, one.documented)
+def _cause(side: str, stage: str, one: Mistake | GradientMistake) -> Cause:
+    return Cause(one.name, side, stage, one.what, one.fix, isinstance(one, Mistake) and one.documented)
 
 
 def _explain(run: _Run) -> Explanation:

@@ -18,7 +18,9 @@ class Stage(NamedTuple):
     Attributes
     ----------
     name : str
-        'query', 'key', 'value', 'scores', 'weights', 'lse', 'heads' or 'output'.
+        'query', 'key', 'value', 'scores', 'weights', 'lse', 'heads' or 'output'. Gradients begin with 'grad_', as
+        'grad_query', 'grad_attn_mask' or, of a parameter, 'grad_out_proj.weight'. 'grad_x' is that of one array that is
+        query, key and value.
     shape, their_shape : tuple of int
         The shapes of ours and theirs.
     error : float
@@ -118,7 +120,8 @@ class Comparison:
     ours, theirs : str
         The names of the two sides, with their dtypes.
     stages : tuple of Stage
-        The stages of both sides, in the order of computation, and wrong stages that only one side returns.
+        The stages of both sides, in the order of computation, and wrong stages that only one side returns. Gradients
+        that were asked for come last.
     causes : tuple of Cause
         Known mistakes that explain the difference.
     others : tuple of str
@@ -272,7 +275,7 @@ def _who(found: Comparison) -> Iterator[str]:
     if first.place is None:
         yield f"In {first.name}, {names[0]} has shape {first.shape} and {names[1]} {first.their_shape}."
         yield f"  Fix: {_fix_of_shapes(first, 'ours' if found.wrong == ('ours',) else 'theirs')}."
-        if first.only:
+        if first.only and not first.name.startswith("grad_"):
             yield "A tuple is read as (output, weights, lse)."
     else:
         one, other, exact = (f"{x:.9g}" for x in first.numbers)
@@ -388,10 +391,12 @@ class CheckResult:
         columns = list(zip(*self.groups, strict=True))[1:]
         cases, passed, failed, not_taken = map(sum, columns)
         verdict = f"all {passed} cases passed" if self.passed else f"{failed} of {passed + failed} cases FAILED"
-        lines = [f"{self.name}: {verdict}", "", f"  {'':<32}{'cases':>8}{'passed':>8}{'failed':>8}{'not taken':>11}"]
+        width = max(32, *(len(group.name) + 2 for group in self.groups))
+        heads = f"{'cases':>8}{'passed':>8}{'failed':>8}{'not taken':>11}"
+        lines = [f"{self.name}: {verdict}", "", f"  {'':<{width}}{heads}"]
         for name, *counts in (*self.groups, ("all", cases, passed, failed, not_taken)):
             cells = zip(counts, (8, 8, 8, 11), strict=True)
-            lines.append(f"  {name:<32}" + "".join(f"{count or '-':>{width}}" for count, width in cells))
+            lines.append(f"  {name:<{width}}" + "".join(f"{count or '-':>{room}}" for count, room in cells))
         if self.first_failure is not None:
             group, call, inputs, what = self.first_failure
             lines += ["", f"First failure, {group}: {call}", f"  {inputs}"]

@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
@@ -28,14 +28,31 @@ from pyattn.testing.bounds import PRECISIONS, Precision, precision_of
 from pyattn.testing.calling import is_of, parts_of, read_numbers, signature_of, text_of, to_torch
 from pyattn.testing.formula import Affine, Array, Computed, Formula, compute
 
-__all__ = ["FUNCTION", "MODULES", "Kind", "Side", "kind_of", "owner_of", "read_arrays", "side_of"]
+__all__ = [
+    "ATTENTION",
+    "FUNCTION",
+    "LINEAR",
+    "MODULES",
+    "SELF_ATTENTION",
+    "WEIGHTED",
+    "Arguments",
+    "Kind",
+    "Side",
+    "by_own_names",
+    "call_side",
+    "call_with_tensors",
+    "kind_of",
+    "owner_of",
+    "read_arrays",
+    "side_of",
+]
 
 Arguments = Mapping[str, Any]
 
 RESULTS = ("output", "weights", "lse")
 """The results of a call, in the order of torch's MultiheadAttention; those left out at the end were not asked for."""
 
-ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight")
+ARRAYS = ("attn_mask", "key_padding_mask", "key_lengths", "query_lengths", "score_weight", "keep_mask")
 """Arguments that are arrays even if given as lists; a window of two ends may be a list, but is not an array."""
 
 ATTENTION = ("query", "key", "value")
@@ -76,7 +93,8 @@ def _options(arguments: Arguments, *names: str) -> dict[str, Any]:
 # Functions
 
 _MASKING = ("attn_mask", "is_causal", "window", "key_lengths", "empty_rows")
-_OTHERS = ("align", "query_lengths", "enable_gqa", "layout", "need_weights", "need_lse", "num_threads", "dropout_p")
+_OTHERS = ("align", "query_lengths", "enable_gqa", "layout", "need_weights", "need_lse", "num_threads")
+_DROPOUT = ("dropout_p", "keep_mask")
 
 
 def _read_function(_: Any, inputs: list[Array], arguments: Arguments, __: Mapping[str, Array]) -> Formula:
@@ -84,13 +102,17 @@ def _read_function(_: Any, inputs: list[Array], arguments: Arguments, __: Mappin
     same = ("is_causal", "align", "window", "key_lengths", "query_lengths", "enable_gqa", "layout", "empty_rows")
     given = _options(arguments, *same, "scale", "score_weight", "attn_mask")
     query, key, value = inputs
-    return Formula(query, key, value, score_function=arguments.get("score") or "dot", **given)
+    drop, keep = None, arguments.get("keep_mask")
+    if keep is not None:
+        p = float(arguments.get("dropout_p") or 0.0)
+        drop = np.asarray(keep, np.float64) / (1 - p) if p < 1 else np.zeros(np.shape(keep))
+    return Formula(query, key, value, score_function=arguments.get("score") or "dot", drop=drop, **given)
 
 
 FUNCTION = Kind(
     "function",
     ATTENTION,
-    (*_MASKING, "scale", "score", "score_weight", *_OTHERS),
+    (*_MASKING, "scale", "score", "score_weight", *_OTHERS, *_DROPOUT),
     lambda *_: True,
     _read_function,
 )
@@ -246,6 +268,12 @@ class Side:
     """Arguments for this side alone, which override those for both sides."""
     tensors: bool = False
     """Whether it takes torch's tensors."""
+    backward: Callable[..., Any] | None = None
+    """The user's own function of grad_output and the inputs that returns gradients."""
+
+    def of(self, target: Callable[..., Any]) -> Side:
+        """Return the side with another function, such as its backward."""
+        return replace(self, target=target)
 
     @property
     def is_module(self) -> bool:
@@ -265,7 +293,7 @@ class Side:
 
     def compute(self, inputs: list[Array], arguments: Arguments) -> tuple[Formula, Computed]:
         """Compute the formula with the side's own parameters and options, in float64."""
-        kind, arguments = self.known, self._lower_masks(inputs, {**arguments, **self.arguments})
+        kind, arguments = self.known, self.lower_masks(inputs, {**arguments, **self.arguments})
         _check_score(arguments)
         for name in arguments:
             if name not in kind.arguments:
@@ -321,13 +349,13 @@ class Side:
         if callable(self.target):
             given = {**arguments, **self.arguments}
             if not is_of(self.target, "pyattn"):
-                given = self._lower_masks(inputs, given)
+                given = self.lower_masks(inputs, given)
             if not self.is_module and len(inputs) == len(ATTENTION):
-                inputs, given = _by_own_names(self.target, inputs, given, self.name)
+                inputs, given = by_own_names(self.target, inputs, given, self.name)
             try:
-                returned = _call(self.target, inputs, given, self.tensors)
+                returned = call_side(self.target, inputs, given, self.tensors)
             except Exception as error:
-                self._tell(error, inputs, given)
+                self.tell(error, inputs, given)
                 raise
         parts = parts_of(returned, axes, f"the result of {self.name}")
         if not 0 < len(parts) <= len(RESULTS) or parts[0] is None:
@@ -336,7 +364,7 @@ class Side:
         found = zip(RESULTS, parts, strict=False)
         return {name: _as_float64(x, f"the {name} of {self.name}") for name, x in found if x is not None}
 
-    def _tell(self, error: Exception, inputs: list[Array], given: Arguments) -> None:
+    def tell(self, error: Exception, inputs: list[Array], given: Arguments) -> None:
         """Raise TypeError if the side does not take such a call, with the fix; else add the side to the exception."""
         who = f"{self.name}, {self.title()},"
         try:
@@ -368,7 +396,7 @@ class Side:
         names = ATTENTION[: len(inputs)] if len(inputs) > 1 else ("x",)
         return f"; wrap it in a function of {', '.join(names)}"
 
-    def _lower_masks(self, inputs: list[Array], arguments: Arguments) -> dict[str, Any]:
+    def lower_masks(self, inputs: list[Array], arguments: Arguments) -> dict[str, Any]:
         """Replace mask objects by arrays: True = blocked for modules as torch.nn's, True = attend for all others."""
         blocked = hasattr(self.target, "state_dict") and self.kind is not SELF_ATTENTION
 
@@ -389,6 +417,11 @@ class Side:
         query, key = (x if x.ndim < 3 or self.target.batch_first else x.swapaxes(0, 1) for x in inputs[:2])
         scores = (*query.shape[:-2], int(self.target.num_heads), query.shape[-2], key.shape[-2])
         return np.broadcast_to(~checked_array(mask, scores, True, name), scores).reshape(-1, *scores[-2:])
+
+    def result_type(self, inputs: list[Array]) -> np.dtype[Any]:
+        """Return the dtype of a call's results in NumPy: float64 for float64, else float32."""
+        wide = self.precision(inputs).name == "float64" or np.result_type(*inputs) == np.float64
+        return np.dtype(np.float64 if wide else np.float32)
 
     def precision(self, inputs: list[Array]) -> Precision:
         """Return the precision of a module's parameters, a function's inputs, or the expected numbers."""
@@ -436,12 +469,15 @@ def side_of(target: Any, name: str, tensors: bool | None) -> Side:
     arguments: dict[str, Any] = {}
     if isinstance(target, type):
         raise TypeError(f"{name} is the class {target.__name__}, expected an instance: {target.__name__}(...)")
+    backward: Any = None
+    if isinstance(target, tuple) and len(target) == 2 and all(map(callable, target)):
+        target, backward = target
     while isinstance(target, functools.partial):
         if target.args:
             raise TypeError(f"{name} is a partial with positional arguments; bind them by name")
         arguments, target = {**target.keywords, **arguments}, target.func
     takes_tensors = is_of(target, "torch") if tensors is None else bool(tensors)
-    return Side(name, target, kind_of(target), read_arrays(arguments), takes_tensors)
+    return Side(name, target, kind_of(target), read_arrays(arguments), takes_tensors, backward)
 
 
 def owner_of(ours: Side, theirs: Side) -> Side:
@@ -482,7 +518,7 @@ def read_arrays(given: Arguments) -> dict[str, Any]:
 # Calls
 
 
-def _by_own_names(
+def by_own_names(
     target: Callable[..., Any], inputs: list[Array], arguments: Arguments, name: str
 ) -> tuple[list[Array], dict[str, Any]]:
     """Return query, key and value by position, and everything else by the function's own names."""
@@ -502,10 +538,10 @@ def _by_own_names(
     return inputs, given
 
 
-def _call(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool) -> Any:
+def call_side(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool) -> Any:
     """Call a side with copies of its inputs, so that it cannot change those of the other side."""
     if tensors:
-        return _call_with_tensors(target, inputs, arguments)
+        return call_with_tensors(target, inputs, arguments)
     made: dict[int, Array] = {}  # the same array gets the same copy
 
     def own(x: Any) -> Any:
@@ -525,27 +561,31 @@ def _call(target: Any, inputs: list[Array], arguments: Arguments, tensors: bool)
 def _takes_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> bool:
     """Whether a call with tensors returns a tensor; the error of a call with arrays does not tell."""
     try:
-        return "Tensor" in type(_call_with_tensors(target, inputs, arguments)).__name__
+        return "Tensor" in type(call_with_tensors(target, inputs, arguments)).__name__
     except Exception:
         return False
 
 
-def _call_with_tensors(target: Any, inputs: list[Array], arguments: Arguments) -> Any:
-    """Call with tensors of the module's dtype and device; equal inputs stay one object, which torch checks."""
+def call_with_tensors(
+    target: Any, inputs: list[Array], arguments: Arguments, leaves: dict[int, Any] | None = None
+) -> Any:
+    """Call with tensors of the module's dtype and device; with gradients if `leaves` is to note the tensors."""
     import torch
 
     parameters = target.parameters() if isinstance(target, torch.nn.Module) else ()
     like = next((x for x in parameters if x.is_floating_point()), None)
-    made: dict[int, Any] = {}
+    made: dict[int, Any] = {}  # equal inputs stay one object, which torch checks
 
     def tensor(array: Array) -> Any:
         if id(array) not in made:
             x = to_torch(np.array(array, order="C"))
             if like is not None:
                 x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+            if leaves is not None and x.is_floating_point():
+                leaves[id(array)] = x.requires_grad_()
             made[id(array)] = x
         return made[id(array)]
 
     given = {name: tensor(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()}
-    with torch.no_grad():
+    with torch.set_grad_enabled(leaves is not None):
         return target(*map(tensor, inputs), **given)

@@ -69,6 +69,7 @@ IMPORTED_BY_C = {
 # File: what it needs besides NumPy, and imports inside functions.
 OPTIONAL = {
     "testing/calling.py": {"torch"},
+    "testing/gradient_sides.py": {"torch"},
     "testing/sides.py": {"torch"},
     "generation/callbacks.py": {"tqdm"},
     "interop/bertviz.py": {"torch"},
