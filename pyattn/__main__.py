@@ -76,6 +76,7 @@ def _parser() -> _Parser:
     explain.add_argument("--text", action="store_true", help="also print the steps")
     check = add("check", _check, "test an attention function of your own, and name its mistake")
     check.add_argument("target", metavar="file.py:function", help="function to test; or package.module:function")
+    check.add_argument("--backward", metavar="NAME", help="its function for the gradients, to be tested as well")
     check.add_argument("--scale", type=float, help="factor of the scores; default: 1 / sqrt(head_dim)")
     check.add_argument("--align", choices=("upper_left", "lower_right"), help="corner of causal masks; default: either")
     check.add_argument(
@@ -162,7 +163,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pyattn.testing.command import run
 
-    asked = {name: getattr(options, name) for name in ("scale", "align", "arrays", "layout", "strict")}
+    asked = {name: getattr(options, name) for name in ("backward", "scale", "align", "arrays", "layout", "strict")}
     return run(options.target, **asked)
 
 

@@ -10,11 +10,21 @@ import numpy as np
 from pyattn._util.arguments import as_choice
 from pyattn._util.typing import Corner, Layout
 from pyattn.testing._assert_close import WIDENED
-from pyattn.testing.bounds import Expected, describe_worst, expect, output_bars, output_ratios
-from pyattn.testing.callee import Answer, Callee, Library, RefusedError
+from pyattn.testing.bounds import (
+    Expected,
+    describe_gradient,
+    describe_worst,
+    error_ratios,
+    expect,
+    output_bars,
+    output_ratios,
+)
+from pyattn.testing.callee import Answer, BackwardCallee, Callee, Library, RefusedError
 from pyattn.testing.calling import Array, is_of
-from pyattn.testing.cases import GROUPS, Case, Group
-from pyattn.testing.causes import LENIENCY, evidence_of, explain_together, reads_floats_as_flags
+from pyattn.testing.cases import GRADIENT_GROUPS, GROUPS, Case, Group
+from pyattn.testing.causes import LENIENCY, evidence_of, explain_together, formula_of, reads_floats_as_flags
+from pyattn.testing.gradient_mistakes import GradientEvidence, Row, explain_gradients_together
+from pyattn.testing.gradients import Backward
 from pyattn.testing.reports import CheckResult, Failure, GroupResult
 from pyattn.testing.sides import MODULES, kind_of
 
@@ -25,10 +35,13 @@ CORNERS: dict[Corner, str] = {
     "lower_right": "the last query is aligned with the last key (lower right), as in FlashAttention",
 }
 NO_ARGUMENT = "no argument for "
+NOT_FORWARD = "the function itself does not take all of these cases"
 FLAGS = "a float mask is read as flags; other libraries add it to the scores"
 TUPLE = "it returned a tuple, whose first item was marked"
 WEIGHTS_FIRST = "your function returns a tuple that begins with the weights"
 MAX_FAILURES = 30  # used to find the cause
+GRADIENT_LENIENCY = 4.0
+"""As LENIENCY, for the bounds of gradients, which are wider than those of outputs."""
 
 
 class Rules(NamedTuple):
@@ -60,6 +73,7 @@ class Mark(NamedTuple):
 def check(
     my_attention: Callable[..., Any],
     *,
+    backward: Callable[..., Any] | None = None,
     scale: float | None = None,
     align: Corner | None = None,
     layout: Layout | None = None,
@@ -78,11 +92,19 @@ def check(
     and common ones in NumPy code, PyTorch and JAX. Cases for a missing argument are skipped. Exceptions are accepted
     for features that a function need not support: batch and head axes, grouped heads, some kinds of masks.
 
+    With `backward` it also tests gradients, on about 140 cases in groups of their own, of which those are skipped that
+    the function itself does not take. They are judged by the formula's gradients in float64, each number within 4 times
+    its rounding bound, and explained by some 30 known mistakes.
+
     Parameters
     ----------
     my_attention : callable
         Takes query, key and value, (L, head_dim), (S, head_dim) and (S, v_dim), optionally with batch and head axes in
         front, and returns the output, or a tuple that begins with the output.
+    backward : callable, optional
+        Your function for the gradients: takes grad_output, (L, v_dim), and then query, key and value, and returns the
+        gradients of query, key and value as a tuple, which may end with that of a float mask. Its other arguments are
+        recognised as those of my_attention. Default: None, gradients are not tested.
     scale : float, optional
         The function's default factor of scores. Default: ``1 / sqrt(head_dim)``; pass 1 for a function that does not
         scale the scores.
@@ -107,7 +129,7 @@ def check(
     ------
     TypeError
         my_attention is not a function of query, key and value, or it is a module with weights, which `pyattn.compare`
-        takes.
+        takes. Or backward is not a function of grad_output, query, key and value.
     ValueError
         align, layout or arrays has an unknown value.
 
@@ -131,7 +153,8 @@ def check(
     _refuse_modules(my_attention)
     rules = Rules(None if scale is None else float(scale), align, strict)
     with np.errstate(all="ignore"):
-        return _check(Callee(my_attention, rules.scale, layout, arrays), rules)
+        callee = Callee(my_attention, rules.scale, layout, arrays)
+        return _check(callee, None if backward is None else BackwardCallee(backward, callee), rules)
 
 
 def _refuse_modules(my_attention: Any) -> None:
@@ -143,18 +166,44 @@ def _refuse_modules(my_attention: Any) -> None:
         raise TypeError(f"{given}; use pyattn.compare(ours, theirs, query, key, value) for modules{ours}")
 
 
-def _check(callee: Callee, rules: Rules) -> CheckResult:
-    marks = [_judge(callee, group, case, rules) for group in GROUPS for case in group.cases()]
+def _check(callee: Callee, backward: BackwardCallee | None, rules: Rules) -> CheckResult:
+    marks = _judge_all(callee, GROUPS, rules)
+    remarks = _remarks(marks, "function")
+    if backward is not None:
+        of_backward = _judge_backward(backward, marks, rules)
+        remarks += [one for one in _remarks(of_backward, "backward") if one not in remarks]
+        marks += of_backward
+    failures = [mark for mark in marks if mark.status == "failed"]
+    groups = dict.fromkeys(mark.group for mark in marks)
+    counts = tuple(_count([mark for mark in marks if mark.group is group]) for group in groups)
+    if not failures:
+        return CheckResult(callee.name, counts, None, None, tuple(remarks))
+    failing = callee if failures[0].case.grad_output is None or backward is None else backward
+    cause = _find_cause(failing, failures, rules)
+    return CheckResult(callee.name, counts, _describe(failing, failures[0], cause), cause, tuple(remarks))
+
+
+def _judge_all(callee: Callee, groups: Sequence[Group], rules: Rules) -> list[Mark]:
+    marks = [_judge(callee, group, case, rules) for group in groups for case in group.cases()]
     for name in ("attn_mask", "key_lengths", "enable_gqa"):
         using = [n for n, mark in enumerate(marks) if mark.case.arguments.get(name) is not None]
         if callee.takes(name) and all(marks[n].status == "not taken" for n in using):  # it always raises
             for n in using:
                 marks[n] = marks[n]._replace(status="failed") if marks[n].raised else marks[n]
-    failures = [mark for mark in marks if mark.status == "failed"]
-    groups = tuple(_count([mark for mark in marks if mark.group is group]) for group in GROUPS)
-    cause = _find_cause(callee, failures, rules) if failures else None
-    first_failure = _describe(callee, failures[0], cause) if failures else None
-    return CheckResult(callee.name, groups, first_failure, cause, tuple(_remarks(marks)))
+    return marks
+
+
+def _judge_backward(backward: BackwardCallee, marks: Sequence[Mark], rules: Rules) -> list[Mark]:
+    """Judge the groups of which the function itself takes every case: it may take others by chance, by broadcasting."""
+    refused = {f"gradients, {mark.group.name}" for mark in marks if mark.status == "not taken"}
+    found = _judge_all(backward, [group for group in GRADIENT_GROUPS if group.name not in refused], rules)
+    for group in GRADIENT_GROUPS:
+        if group.name in refused:
+            lacking = [name for name in group.needs if not backward.takes(name)]
+            what = NO_ARGUMENT + " and ".join(lacking) if lacking else NOT_FORWARD
+            found += [Mark(group, "not taken", case, what) for case in group.cases()]
+    order = [group.name for group in GRADIENT_GROUPS]
+    return sorted(found, key=lambda mark: order.index(mark.group.name))
 
 
 # One case
@@ -179,15 +228,18 @@ def _judge(callee: Callee, group: Group, case: Case, rules: Rules) -> Mark:
 
     mark = Mark(group, "passed", case, answer=answer, note=TUPLE if answer.from_tuple else "")
     given, expected = answer.output.shape, (*case.query.shape[:-1], case.value.shape[-1])
-    if given != expected:
+    if case.grad_output is None and given != expected:
         return mark._replace(status="failed", what=f"the result has shape {given}, expected {expected}")
-    if answer.changed and group.name == "inputs unchanged":
+    if answer.changed and group.name.endswith("inputs unchanged"):
         name = answer.changed[0]
         cause = f"{name} is changed in place, and the caller's array with it: write x = x * y, not x *= y"
         return mark._replace(status="failed", what=f"it wrote to {name}", cause=cause)
     if case.query.dtype == np.float64 != answer.output.dtype and not rules.strict:
         return mark._replace(status="not taken", what=f"float64 inputs give {answer.output.dtype}")
-    mark = _CONVENTIONS.get(group.convention, _judge_numbers)(mark, answer.output, rules)
+    if case.grad_output is not None:
+        mark = _judge_gradients(mark, answer, rules)
+    else:
+        mark = _CONVENTIONS.get(group.convention, _judge_numbers)(mark, answer.output, rules)
     what = f"{case.query.dtype} inputs give {answer.output.dtype}"
     if case.query.dtype == answer.output.dtype or mark.status == "failed":
         return mark
@@ -261,6 +313,31 @@ def _judge_masked_nan(mark: Mark, output: Array, rules: Rules) -> Mark:
     return judged._replace(note=note) if ignore.any() else judged
 
 
+def _judge_gradients(mark: Mark, answer: Answer, rules: Rules) -> Mark:
+    """Fail gradients of another shape, and numbers outside GRADIENT_LENIENCY times the bound unless it is strict."""
+    evidence = _gradient_evidence(mark.case, answer, rules)
+    bar, slack = 1.0 if rules.strict else GRADIENT_LENIENCY, 0.0
+    for name, x in evidence.actual.items():
+        exact, unit = evidence.right[name], evidence.allowed[name]
+        if x.shape != exact.shape:
+            what = f"the gradient of {name} has shape {x.shape}, expected {exact.shape}"
+            return mark._replace(status="failed", what=what)
+        ratios = error_ratios(x, exact, unit)
+        slack = max(slack, float(ratios.max(initial=0)))
+        if slack > bar:
+            return mark._replace(status="failed", what=describe_gradient(name, x, exact, unit, bar))
+    return mark._replace(slack=slack)
+
+
+def _gradient_evidence(case: Case, answer: Answer, rules: Rules) -> GradientEvidence:
+    formula, precision = formula_of(case, rules.scale)
+    shapes = {name: x.shape for name, x in case.arguments.items() if isinstance(x, np.ndarray)}
+    rows = [Row(name, (name,), shapes.get(name)) for name in answer.gradients]
+    actual = {name: x.astype(np.float64) for name, x in answer.gradients.items()}
+    assert case.grad_output is not None, "a case for gradients"
+    return GradientEvidence(Backward(formula, case.grad_output), rows, actual, precision)
+
+
 def _empty_rows(case: Case, expected: Expected) -> Array:
     """Tell which rows of the output have every key masked; broadcasts over v_dim."""
     rows = (expected.lse == -np.inf)[..., np.newaxis]
@@ -303,6 +380,9 @@ def _find_cause(callee: Callee, failures: Sequence[Mark], rules: Rules) -> str |
     if _differs(callee, first.case._replace(storage="contiguous"), first.answer):
         return "memory is read without regard to strides: copy arrays that are not contiguous first"
     alike = [mark for mark in failures if mark.group is first.group][:MAX_FAILURES]  # others may differ in cause
+    if first.answer.gradients:
+        answers = [(mark.case, mark.answer) for mark in alike if mark.answer is not None]
+        return explain_gradients_together([_gradient_evidence(*one, rules) for one in answers])
     cause = explain_together(
         [evidence_of(mark.case, mark.answer.output, rules.scale) for mark in alike if mark.answer is not None]
     )
@@ -321,8 +401,8 @@ def _differs(callee: Callee, case: Case, answer: Answer) -> bool:
     return not all(same) or not all(np.allclose(one, answer.output, rtol=1e-3, equal_nan=True) for one in again)
 
 
-def _remarks(marks: Sequence[Mark]) -> list[str]:
-    """List remarks, each once, in the order of the cases."""
+def _remarks(marks: Sequence[Mark], who: str) -> list[str]:
+    """List remarks on a function, or on its backward, each once, in the order of the cases."""
     passed = [mark for mark in marks if mark.status == "passed"]
     notes = dict.fromkeys(mark.note for mark in passed if mark.note)
     worst = max(passed, key=lambda mark: mark.slack, default=None)
@@ -339,5 +419,5 @@ def _remarks(marks: Sequence[Mark]) -> list[str]:
         elif not any(mark.group.name in groups for groups in refused.values()):
             refused.setdefault(mark.what, {})[mark.group.name] = None
     if missing:
-        notes[f"not taken: the function has no argument for {', '.join(missing)}"] = None
+        notes[f"not taken: the {who} has no argument for {', '.join(missing)}"] = None
     return [*notes, *(f"not taken, {', '.join(groups)}: {what}" for what, groups in refused.items())]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ from pyattn._util.typing import Layout
 from pyattn.testing.calling import (
     INPUTS,
     Array,
+    Signature,
     describe_error,
     is_of,
     name_of,
@@ -24,7 +27,7 @@ from pyattn.testing.calling import (
 )
 from pyattn.testing.cases import Case, store
 
-__all__ = ["Answer", "Callee", "Library", "RefusedError"]
+__all__ = ["Answer", "BackwardCallee", "Callee", "Library", "RefusedError"]
 
 Library: TypeAlias = Literal["numpy", "torch", "jax"]
 
@@ -37,10 +40,13 @@ class Answer(NamedTuple):
     """The result of a call."""
 
     output: Array
+    """Of a backward: the numbers of all gradients."""
     from_tuple: bool
     """Whether the function returned a tuple that begins with the output."""
     changed: tuple[str, ...]
     """Names of arguments that the function wrote to."""
+    gradients: Mapping[str, Array] = MappingProxyType({})
+    """Of a backward: those of query, key, value and perhaps attn_mask."""
 
 
 class Callee:
@@ -62,7 +68,7 @@ class Callee:
         self.refusals: dict[int, str] = {}
         """The reason why it does not take arrays of 2, 3 or 4 axes; "" if it does."""
         self._function, self._scale = function, scale
-        self._read_signature()
+        self._read_signature(signature_of(function))
         own: Library = "torch" if is_of(function, "torch") else "numpy"
         own = "jax" if is_of(function, "jax") or is_of(function, "jaxlib") else own
         self._layout: Layout = layout or ("bshd" if own == "jax" else "bhsd")
@@ -74,9 +80,8 @@ class Callee:
         if not any(map(self._takes_arrays_of, candidates)):
             self._takes_arrays_of(candidates[0])  # to record its refusals
 
-    def _read_signature(self) -> None:
+    def _read_signature(self, signature: Signature) -> None:
         """Match inputs and options with the function's arguments: inputs by name, or else the first three."""
-        signature = signature_of(self._function)
         first = [name for name in signature.positional if name not in signature.options.values()]
         inputs = signature.inputs or dict(zip(INPUTS, first, strict=False))
         self._options = signature.options
@@ -86,8 +91,8 @@ class Callee:
         if len(inputs) < len(INPUTS) or unknown:
             what = f"needs {unknown[0]}" if unknown else f"takes ({', '.join(signature.names)})"
             raise TypeError(
-                f"{self.name} {what}, expected a function of query, key and value; "
-                f"wrap it: lambda query, key, value: {self.name}(...)"
+                f"{self.name} {what}, expected a function of {self._words(' and ')}; "
+                f"wrap it: lambda {self._words(', ')}: {self.name}(...)"
             )
         own_order = signature.positional[: len(INPUTS)]
         self._positional = sorted(own_order) == sorted(inputs.values())
@@ -95,13 +100,18 @@ class Callee:
             inputs = dict(sorted(inputs.items(), key=lambda item: own_order.index(item[1])))
         self._inputs = inputs
 
+    def _words(self, last: str) -> str:
+        """Name the inputs that the function must take."""
+        return f"query, key{last}value"
+
     def takes(self, name: str) -> bool:
         """Tell whether the function has an argument; name is ours."""
         return name in self._options or (name == "attn_bias" and "attn_mask" in self._options)
 
     def describe(self, case: Case) -> str:
         """Write a call as source code, such as ``attention(query, key, value, mask=mask)``."""
-        inputs = [ours if self._positional else f"{own}={ours}" for ours, own in self._inputs.items()]
+        inputs = [] if case.grad_output is None else ["grad_output"]
+        inputs += [ours if self._positional else f"{own}={ours}" for ours, own in self._inputs.items()]
         options = self._options_of(case).items()
         texts = [f"{name}={name if isinstance(x, np.ndarray) else repr(x)}" for name, x in options]
         return f"{self.name}({', '.join(inputs + texts)})"
@@ -119,8 +129,9 @@ class Callee:
     def call(self, case: Case) -> Answer:
         """Call the function with copies of the arrays of a case from `present`."""
         arrays = {ours: store(getattr(case, ours), case.storage) for ours in self._inputs}
+        first = {} if case.grad_output is None else {"grad_output": store(case.grad_output, case.storage)}
         options = self._options_of(case)
-        given = arrays | {own: x for own, x in options.items() if isinstance(x, np.ndarray)}
+        given = first | arrays | {own: x for own, x in options.items() if isinstance(x, np.ndarray)}
         before = {name: x.copy() for name, x in given.items()}
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -129,15 +140,19 @@ class Callee:
             if not self._positional:
                 options |= dict(zip(self._inputs.values(), passed, strict=True))
                 passed = []
+            passed = [self._convert(x) for x in first.values()] + passed
             try:
-                parts = parts_of(self._function(*passed, **options), case.query.ndim, "the result")
-                output = _read_output(parts)
+                answer = self._read(self._function(*passed, **options), case)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # including sys.exit() and the exceptions with which pytest ends a test
                 raise RefusedError(self._describe(error)) from error
         changed = tuple(name for name, x in given.items() if not np.array_equal(x, before[name], equal_nan=True))
-        return Answer(output, len(parts) > 1, changed)
+        return answer._replace(changed=changed)
+
+    def _read(self, returned: Any, case: Case) -> Answer:
+        parts = parts_of(returned, case.query.ndim, "the result")
+        return Answer(_read_output(parts), len(parts) > 1, ())
 
     def _describe(self, error: BaseException) -> str:
         return str(error) if isinstance(error, RefusedError) else describe_error(error, self._function)
@@ -173,7 +188,10 @@ class Callee:
         if self._layout == "bshd":
             query, key, value = (x.swapaxes(-3, -2) for x in (query, key, value))
             arguments["layout"] = "bshd"
-        return Case(query, key, value, arguments, case.storage)
+        grad = None if case.grad_output is None else _expand(case.grad_output, rank)
+        if grad is not None and self._layout == "bshd":
+            grad = grad.swapaxes(-3, -2)
+        return Case(query, key, value, arguments, case.storage, grad)
 
     def _options_of(self, case: Case) -> dict[str, Any]:
         """Return options by the function's own names, without unknown ones and with those that it requires."""
@@ -202,6 +220,46 @@ class Callee:
         if converted.dtype != x.dtype:
             raise RefusedError(f"JAX makes {converted.dtype} of {x.dtype} unless jax_enable_x64 is on")
         return converted
+
+
+class BackwardCallee(Callee):
+    """A function of grad_output, query, key and value that returns gradients; its arrays are as its forward's."""
+
+    def __init__(self, function: Callable[..., Any], forward: Callee) -> None:
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(
+                f"backward is of type {name_of(function)}, expected a function of {self._words(' and ')} that returns "
+                "the gradients of query, key and value"
+            )
+        self.name, self.refusals, self.library = name_of(function), forward.refusals, forward.library
+        self._function, self._scale, self._layout = function, forward._scale, forward._layout
+        self._needs_mask_array = forward._needs_mask_array
+        self._read_signature(signature_of(functools.partial(function, None)))
+
+    def _words(self, last: str) -> str:
+        return f"grad_output, {super()._words(last)}"
+
+    def _read(self, returned: Any, case: Case) -> Answer:
+        parts = parts_of(returned, case.query.ndim, "the result")
+        names, mask = list(INPUTS), case.arguments.get("attn_mask")
+        if len(parts) > len(names) and mask is not None and mask.dtype != np.bool_:
+            names.append("attn_mask")
+        if len(parts) < len(names):
+            given = f"{len(parts)} gradients" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+            raise RefusedError(f"it returned {given}, expected a tuple: those of {', '.join(names)}")
+        found = {name: _read_gradient(x, name) for name, x in zip(names, parts, strict=False) if x is not None}
+        lacking = [name for name in INPUTS if name not in found]
+        if lacking:
+            raise RefusedError(f"it returned None as the gradient of {' and '.join(lacking)}: is one missing?")
+        return Answer(np.concatenate([x.ravel() for x in found.values()]), False, (), found)
+
+
+def _read_gradient(x: Any, name: str) -> Array:
+    """Read and copy a gradient."""
+    try:
+        return read_numbers(x, f"the gradient of {name}").copy()
+    except TypeError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _expand(x: Array, rank: int) -> Array:

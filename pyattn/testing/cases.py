@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GROUPS", "Case", "Group", "store"]
+__all__ = ["GRADIENT_GROUPS", "GROUPS", "Case", "Group", "store"]
 
 Array = npt.NDArray[Any]
 Rng = np.random.Generator
@@ -28,6 +28,7 @@ class Case(NamedTuple):
     value: Array
     arguments: Mapping[str, Any] = MappingProxyType({})
     storage: str = "contiguous"  # of query, key and value: see store
+    grad_output: Array | None = None  # of cases for gradients
 
 
 class Group(NamedTuple):
@@ -301,4 +302,25 @@ GROUPS = (
     Group("causal, lengths differ", _causal_corners, needs=("is_causal",), optional=True, convention="corner"),
     Group("empty rows", _empty_rows, needs=("attn_mask",), optional=True, convention="empty"),
     Group("NaN under a mask", _masked_nan, needs=("attn_mask",), optional=True, convention="nan"),
+)
+
+
+# Gradients
+
+
+def _with_gradients(group: Group) -> Group:
+    """Make a group that tests gradients with the shapes and arguments of another one."""
+
+    def draw(rng: Rng) -> Iterator[Case]:
+        for case in group.draw(rng):
+            shape = (*case.query.shape[:-1], case.value.shape[-1])
+            yield case._replace(grad_output=rng.standard_normal(shape).astype(case.query.dtype))
+
+    return group._replace(name=f"gradients, {group.name}", draw=draw)
+
+
+# The groups left out take long, have numbers too small for gradients, or are about conventions.
+_FORWARD_ALONE = ("padding", "key lengths", "mask and causal", "long rows", "tiny numbers")
+GRADIENT_GROUPS = tuple(
+    _with_gradients(group) for group in GROUPS if not group.convention and group.name not in _FORWARD_ALONE
 )

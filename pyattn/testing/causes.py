@@ -25,6 +25,7 @@ __all__ = [
     "evidence_of",
     "explain",
     "explain_together",
+    "formula_of",
     "random_results",
     "reads_floats_as_flags",
 ]
@@ -201,13 +202,19 @@ def random_results(formula: Formula, dropout: str | None) -> Mistake:
 # `check`: one stage of many cases
 
 
-def evidence_of(case: Case, output: Array, scale: float | None = None) -> Evidence:
-    """Compare an output with the formula of its case; scale is the default for cases without one."""
+def formula_of(case: Case, scale: float | None = None) -> tuple[Formula, Precision]:
+    """Return the formula of a case, and the precision of its arrays; scale is the default for cases without one."""
     given = case.arguments.get("scale")
     arguments = {**case.arguments, "scale": scale if given is None else given}
     formula = FUNCTION.read(None, [case.query, case.key, case.value], arguments, {})
     precision = precision_of(case.query.dtype.newbyteorder("="))
     assert precision is not None, "float32 or float64"
+    return formula, precision
+
+
+def evidence_of(case: Case, output: Array, scale: float | None = None) -> Evidence:
+    """Compare an output with the formula of its case."""
+    formula, precision = formula_of(case, scale)
     return Evidence(formula, {"output": output.astype(np.float64)}, precision)
 
 

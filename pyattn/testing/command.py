@@ -19,10 +19,12 @@ class _NotFoundError(Exception):
     """The function does not exist or cannot be imported; the message is for the user."""
 
 
-def run(target: str, **options: Any) -> int:
+def run(target: str, backward: str | None = None, **options: Any) -> int:
     """Check a function by its name and return the exit status: 0 passed, 1 failed, 2 not found, 130 interrupted."""
     try:
-        result = check(_load(target), **options)
+        if backward is not None and ":" not in backward:  # in the function's file
+            backward = f"{target.rpartition(':')[0]}:{backward}"
+        result = check(_load(target), backward=None if backward is None else _load(backward), **options)
     except (_NotFoundError, TypeError) as problem:
         sys.stderr.write(f"check: {problem}\n")
         return 2
