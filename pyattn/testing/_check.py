@@ -94,7 +94,7 @@ def check(
 
     With `backward` it also tests gradients, on about 140 cases in groups of their own, of which those are skipped that
     the function itself does not take. They are judged by the formula's gradients in float64, each number within 4 times
-    its rounding bound, and explained by some 30 known mistakes.
+    its rounding bound, and explained by some 40 known mistakes.
 
     Parameters
     ----------

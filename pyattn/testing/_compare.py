@@ -46,7 +46,7 @@ def compare(
 
     With ``gradients=True`` it compares gradients, too: those of the inputs, of float masks and, for two modules, of all
     parameters. Each is judged by the formula's gradient in float64 and a derived rounding bound. If the outputs are
-    right and a gradient is wrong, the cause is one of some 30 mistakes on the way back: the scale left out, delta left
+    right and a gradient is wrong, the cause is one of some 40 mistakes on the way back: the scale left out, delta left
     out of the softmax's gradient, P in place of P.T, grouped heads that are not summed, and more.
 
     Parameters

@@ -95,7 +95,7 @@ def test_gradients_of_a_wrong_output_say_nothing_new():
     assert names_of(report) == ["grad_query", "grad_key", "grad_value"]
 
 
-def test_half_precision_on_the_way_back_is_no_rounding_of_float32():
+def test_half_precision_on_the_way_back_is_told_from_float32():
     def backward(grad, query, key, value):
         halves = (x.astype(np.float16) for x in (grad, query, key, value))
         return tuple(x.astype(np.float32) for x in gradients.right(*halves))
