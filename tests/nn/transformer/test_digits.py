@@ -1,4 +1,4 @@
-"""The digit model of docs/tutorials/: right on sequences that it never saw, and PyTorch's with the same weights."""
+"""The digit model of docs/tutorials/: its training, sequences that it never saw, and PyTorch with the same weights."""
 
 from __future__ import annotations
 
@@ -43,20 +43,38 @@ def test_at_least_99_percent_of_held_out_sequences_are_right(digits, written, su
     assert right >= 990
 
 
-@pytest.mark.slow
 def test_none_of_them_was_trained_on(digits):
-    """All batches once more, from the seed that the training script has."""
+    """All batches once more, from the seed of the training."""
     rows = digits.held_out()
     numbers = digits.numbers_of(rows)
     assert rows.shape == (1000, 12)
     assert len(np.unique(numbers)) == len(np.unique(rows, axis=0)) == 1000
     assert set((rows != digits.PAD).sum(axis=1).tolist()) == set(range(3, 13))
-    seen = 0
-    for batch in digits.training_batches():
+    rng = np.random.default_rng(digits.TRAINING_SEED)
+    for _ in range(digits.STEPS):
+        batch = digits.draw_batch(rng)
         assert batch.shape == (digits.BATCH, digits.LONGEST)
         assert not np.isin(digits.numbers_of(batch), numbers).any()
-        seen += len(batch)
-    assert seen == digits.BATCHES * digits.BATCH
+
+
+def test_the_training_brings_the_loss_down(digits):
+    """In its warm-up already. The program goes on to the 600 steps that gave the weights."""
+    model, rng = digits.new_model(), np.random.default_rng(digits.TRAINING_SEED)
+    optimizer, schedule = digits.make_optimizer(model)
+    before = digits.loss_of(model, digits.held_out())
+    losses = [digits.train_step(model, optimizer, schedule, digits.draw_batch(rng)) for _ in range(40)]
+    after = digits.loss_of(model, digits.held_out())
+    assert before > np.log(len(digits.WORDS)) > 2.2 > after
+    assert abs(losses[0] - before) < 0.1 > abs(losses[-1] - after)
+
+
+@pytest.mark.slow
+def test_the_program_trains_a_model_as_good(digits, tmp_path, monkeypatch, capsys):
+    """And writes a file that loads."""
+    monkeypatch.setattr(digits, "WEIGHTS", tmp_path / "digits.npz")
+    digits.main()
+    assert int(capsys.readouterr().out.splitlines()[-1].split()[0]) >= 990
+    assert digits.count_right(digits.load_model(), digits.held_out()) >= 990
 
 
 def test_what_is_to_be_written_is_the_row_backwards(digits):
