@@ -1,6 +1,7 @@
 """Every number on the lesson pages is what plain NumPy computes, to the last printed digit.
 
-The inputs are those of article.json and, on the page about the Transformer, the parameters of a small trained model.
+The inputs are those of article.json, and on the pages about the Transformer and about training the parameters of small
+models.
 
 A page claims numbers in three kinds of places: the output of its code, its tables and its sentences. Each kind is read
 in order and compared with a list computed here, without the functions of pyattn.
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import re
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from support.helpers import ROOT
+from support.language_model_twin import Twin, cosine_rate
 
+from pyattn import nn
 from pyattn.models.examples import student
 
 LESSONS = ROOT / "docs" / "tutorials"
@@ -383,11 +387,99 @@ def gradients(article, page):
     return Claims(printed, [], [*prose, found["grad_scores"][0, 0]])
 
 
+SORT, PEAK, WARM_UP, STEPS = 10, 5e-3, 40, 400
+SHOWN_STEPS, SHOWN_RATES = (1, 10, 50, 100, 200, 300, 400), (0, 20, 40, 130, 220, 310, 400)
+SORTING = """for n in range(1, 401):
+    inputs, targets = inputs_and_targets(draw(rng, 64))
+    logits, backward = model.vjp(inputs)
+    loss, grad_logits = nn.losses.cross_entropy(logits, targets)
+    model.zero_grad()
+    _ = backward(grad_logits)
+    norm = optim.clip_grad_norm_(model, max_norm=1.0)
+    optimizer.step()
+    schedule.step()
+    if n in (1, 10, 50, 100, 200, 300, 400):
+        print(f"step {n}: loss {loss:.4f}, validation {loss_of(model, validation):.4f}, norm {norm:.2f}")"""
+
+
+def rows_to_sort(seed, count, parity):
+    """Yield batches of five digits whose sum is even (0) or odd (1), the token SORT, and the digits in order."""
+    rng = np.random.default_rng(seed)
+    while True:
+        digits = rng.integers(0, 10, (4 * count, 5))
+        digits = digits[digits.sum(axis=1) % 2 == parity][:count]
+        yield np.array([[*row, SORT, *sorted(row)] for row in digits])
+
+
+def last_five(rows):
+    return np.where(np.arange(rows.shape[1] - 1) < 5, -100, rows[:, 1:])
+
+
+@functools.cache
+def sorting_by_hand():
+    """All numbers of the page by the formulas of texts, with the first parameters of the page's model."""
+    model = nn.TransformerLM(11, 32, 2, 2, 64, dtype=np.float64, rng=0)
+    twin = Twin(model.state_dict(), heads=2)
+    rows, pair = next(rows_to_sort(5, 64, 1)), next(rows_to_sort(5, 2, 1))
+    found = {"pair": pair, "inputs": rows[0, :-1], "targets": last_five(rows)[0], "grads": len(twin.parameters)}
+    found["parameters"] = sum(array.size for array in twin.parameters.values())
+    logits, back = twin.forward(rows[:, :-1])
+    found["shape"] = logits.shape
+    found["loss"], grad = twin.cross_entropy(logits, last_five(rows))
+    back(grad)
+    found["bias"] = twin.grads["generator.bias"]
+
+    validation, batches, lines = next(rows_to_sort(2, 200, 0)), rows_to_sort(1, 64, 1), []
+    for n in range(1, STEPS + 1):
+        rows = next(batches)
+        logits, back = twin.forward(rows[:, :-1])
+        loss, grad = twin.cross_entropy(logits, last_five(rows))
+        back(grad)
+        norm = twin.clip(1.0)
+        twin.adamw(cosine_rate(n - 1, PEAK, WARM_UP, STEPS))
+        if n in SHOWN_STEPS:
+            judged = twin.cross_entropy(twin.forward(validation[:, :-1])[0], last_five(validation))[0]
+            lines += [n, loss, judged, norm]
+    found["lines"] = lines
+
+    def write(rows):
+        for _ in range(5):
+            rows = np.hstack([rows, twin.forward(rows)[0][:, -1:].argmax(-1)])
+        return rows[:, 6:]
+
+    found["written"] = write(np.array([[7, 1, 9, 3, 1, SORT]]))
+    found["right"] = (write(validation[:, :6]) == validation[:, 6:]).all(axis=1).sum()
+    return found
+
+
+def train_it(article, page):
+    of = sorting_by_hand()
+    optimizer = [PEAK, 0.9, 0.999, 1e-8, 0.01]  # with the arguments that the page gives
+    printed = {
+        "draw(np.random.default_rng(5), 2)": of["pair"],
+        "inputs[0]": of["inputs"],
+        "targets[0]": of["targets"],
+        "sum(array.size for array in model.parameters())": of["parameters"],
+        "logits.shape": of["shape"],
+        'print(f"{loss:.4f}")': of["loss"],
+        "grad_logits.shape": of["shape"],
+        "len(model.grads)": of["grads"],
+        'model.grads["generator.bias"].round(4)': of["bias"],
+        "optimizer": optimizer,
+        f"[round(rates[n], 5) for n in {SHOWN_RATES}]": [cosine_rate(n, PEAK, WARM_UP, STEPS) for n in SHOWN_RATES],
+        SORTING: of["lines"],
+        "pyattn.generate(model.eval(), [[7, 1, 9, 3, 1, SORT]], max_new_tokens=5).tokens": of["written"],
+        'print(f"{right.sum()} of {len(right)} rows are sorted")': [of["right"], 200],
+    }
+    return Claims(printed, [], [np.log(11), 0.4 * np.log(10), np.log(10), 0.4 * np.log(10)])
+
+
 TRUTHS = {
     "gradients.md": gradients,
     "the-eight-steps.md": eight_steps,
     "the-eight-steps.zh-CN.md": eight_steps,
     "several-heads.md": several_heads,
+    "train-it.md": train_it,
     "transformer.md": transformer,
 }
 PAGES = sorted(page.name for page in LESSONS.glob("*.md"))  # one without an entry above fails
@@ -411,7 +503,7 @@ def test_a_wrong_digit_in_a_lesson_is_found(name, tensors):
     claims = TRUTHS[name](tensors, page)
     shown = re.sub(r"^ *(?:>>>|\.\.\.) .*$", lambda line: "-" * len(line[0]), page, flags=re.MULTILINE)
     places = [at for at in NUMBER.finditer(shown) if "." in at[0].rstrip(".")]
-    assert len(places) > 70
+    assert len(places) > 40
     for at in places:
         last = at.start() + len(at[0].partition("e")[0]) - 1
         wrong = page[:last] + str((int(page[last]) + 1) % 10) + page[last + 1 :]
