@@ -199,6 +199,65 @@ def test_ctrl_c_stops_generating():
     assert_soon(COMMON + DECODING)
 
 
+TRAINING = f"""
+from pyattn import optim
+from pyattn.nn import losses
+
+model = nn.TransformerLM(1000, 256, 4, {1 if SANITIZED else 2}, 1024, rng=0)
+optimizer = optim.AdamW(model)
+ids = rng.integers(1000, size=({1 if SANITIZED else 4}, 129))
+
+def step(seed=0):
+    logits, backward = model.vjp(ids[:, :-1], rng=seed)
+    loss, grad = losses.cross_entropy(logits, ids[:, 1:])
+    backward(grad)
+    optimizer.step()
+    model.zero_grad()
+    return loss
+
+def copy(state):
+    return {{n: {{name: np.array(x) for name, x in own.items()}} for n, own in state.items()}}
+
+step()
+parameters = {{name: x.copy() for name, x in model.state_dict().items()}}
+state = {{**optimizer.state_dict(), "state": copy(optimizer.state_dict()["state"])}}
+
+def restore():
+    model.load_state_dict(parameters)
+    optimizer.load_state_dict(state)
+    model.zero_grad()
+
+start = time.perf_counter()
+loss = step()
+seconds = time.perf_counter() - start
+expected = {{name: x.copy() for name, x in model.state_dict().items()}}
+logits = model(ids[:1, :5], rng=3)
+
+def train():
+    while True:
+        step()
+
+delays = []
+for share in (0.1, 0.3, 0.5, 0.7, 0.9):  # of the first step, or of a later one
+    restore()
+    delays.append(delay_of(train, begun=lambda: time.sleep(share * seconds)))
+    assert all(np.isfinite(x).all() for x in model.parameters())
+    restore()
+    assert not model.grads
+    assert step() == loss
+    for name, x in model.state_dict().items():
+        assert_same_bits(x, expected[name], name)
+    assert_same_bits(model(ids[:1, :5], rng=3), logits)  # a plain call, which notes nothing
+    assert not model.grads
+print(json.dumps(delays))
+"""
+
+
+def test_ctrl_c_stops_training():
+    """In forward, backward or the optimiser. From saved parameters and state, a step then gives the same bits."""
+    assert_soon(COMMON + TRAINING)
+
+
 def test_ctrl_c_is_not_lost_in_the_first_call():
     """Where arguments are read no line of Python runs: the signal waits. Asking for the main thread then took it."""
     script = """
