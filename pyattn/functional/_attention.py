@@ -138,24 +138,7 @@ def scaled_dot_product_attention(
     array([[1.    , 0.    ],
            [0.3302, 0.6698]], dtype=float32)
     """
-    given = {"query": query, "key": key, "value": value}
-    arrays = [_core.as_array(x, name) for name, x in given.items()]
-    dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
-    for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
-        if own != dtype or not is_stored_dtype(dtype):
-            wanted = dtype if is_stored_dtype(dtype) else np.dtype(np.float32)
-            fix = _core.cast(x, name, expression_of(wanted))
-            others = ", and key and value likewise" if len(set(dtypes)) == 1 else ""
-            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}{others}")
-    mask = attn_mask
-    if attn_mask is not None and not isinstance(attn_mask, Mask):
-        mask = array = _core.as_array(attn_mask, "attn_mask")
-        if array.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
-            flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", expression_of(dtype)))
-            wrong = f"attn_mask has dtype {array.dtype}, expected bool or {dtype}"
-            raise TypeError(f"{wrong}; pass {flags} (True = attend) or {numbers}")
-    if not enable_gqa:
-        _require_equal_heads(arrays)
+    arrays, mask = as_torch_takes(query, key, value, attn_mask, enable_gqa)
     return attention(
         *arrays,
         attn_mask=mask,
@@ -167,6 +150,31 @@ def scaled_dot_product_attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
+
+
+def as_torch_takes(
+    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, attn_mask: npt.ArrayLike | None, enable_gqa: bool
+) -> tuple[list[npt.NDArray[Any]], Any]:
+    """Read query, key and value, and the mask, which have to be of dtypes and heads that torch takes, too."""
+    given = {"query": query, "key": key, "value": value}
+    arrays = [_core.as_array(x, name) for name, x in given.items()]
+    dtype, *_ = dtypes = [array.dtype.newbyteorder("=") for array in arrays]
+    for (name, x), array, own in zip(given.items(), arrays, dtypes, strict=True):
+        if own != dtype or not is_stored_dtype(dtype):
+            wanted = dtype if is_stored_dtype(dtype) else np.dtype(np.float32)
+            fix = _core.cast(x, name, expression_of(wanted))
+            others = ", and key and value likewise" if len(set(dtypes)) == 1 else ""
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {wanted}; pass {fix}{others}")
+    mask: Any = attn_mask
+    if attn_mask is not None and not isinstance(attn_mask, Mask):
+        mask = array = _core.as_array(attn_mask, "attn_mask")
+        if array.dtype.newbyteorder("=") not in (np.bool_, np.float32, dtype):
+            flags, numbers = (_core.cast(attn_mask, "attn_mask", kind) for kind in ("bool", expression_of(dtype)))
+            wrong = f"attn_mask has dtype {array.dtype}, expected bool or {dtype}"
+            raise TypeError(f"{wrong}; pass {flags} (True = attend) or {numbers}")
+    if not enable_gqa:
+        _require_equal_heads(arrays)
+    return arrays, mask
 
 
 def _require_equal_heads(arrays: list[npt.NDArray[Any]]) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pyattn.functional as functional
-
 if TYPE_CHECKING:
     import torch
 
@@ -23,11 +21,11 @@ def register() -> None:
     """Add pyattn to transformers as an implementation of attention.
 
     Then ``AutoModel.from_pretrained(..., attn_implementation="pyattn")``, or
-    ``model.set_attn_implementation("pyattn")``, lets pyattn compute the attention of a model on the CPU, without
-    gradients. Masks are those of transformers' "sdpa": causal, padding and sliding windows, with any cache.
-    ``output_attentions=True`` works, too. In a model whose code does not ask for an implementation, such as Bloom's,
-    attention stays transformers' own. To compute whole layers in pyattn, which gains more, call
-    `pyattn.interop.torch.accelerate`.
+    ``model.set_attn_implementation("pyattn")``, lets pyattn compute the attention of a model on the CPU, with
+    gradients and dropout in training. Masks are those of transformers' "sdpa": causal, padding and sliding windows,
+    with any cache. ``output_attentions=True`` works, too, in torch where gradients are required. In a model whose code
+    does not ask for an implementation, such as Bloom's, attention stays transformers' own. To compute whole layers in
+    pyattn, which gains more, call `pyattn.interop.torch.accelerate`.
 
     Raises
     ------
@@ -69,10 +67,7 @@ def _attend(
     **more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute attention as transformers calls it, from (N, heads, length, dim) to (N, length, heads, dim)."""
-    from pyattn.interop.torch.attention import seed_of_torch
-    from pyattn.interop.torch.reading import read_tensor
-    from pyattn.interop.torch.tensors import view_as_tensor
-    from pyattn.interop.torch.threads import call_on_torchs_threads
+    from pyattn.interop.torch.attention import attend_as_transformers
 
     for name in _UNKNOWN:
         if more.get(name) is not None:
@@ -88,25 +83,8 @@ def _attend(
 
         attention_mask = create_position_bias_mask(position_bias, attention_mask, causal, query, key)
         causal = False
-    named = {"query": query, "key": key, "value": value}
-    arrays = [read_tensor(x, name).swapaxes(-3, -2) for name, x in named.items()]
-    mask = None if attention_mask is None else read_tensor(attention_mask, "attention_mask")
     need_weights = bool(more.get("output_attentions")) or _collects_weights()
-    result: Any = call_on_torchs_threads(
-        functional.attention,
-        *arrays,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=scaling,
-        dropout_p=dropout,
-        rng=seed_of_torch() if dropout else None,
-        enable_gqa=True,
-        need_weights=need_weights,
-        layout="bshd",
-    )
-    if not need_weights:
-        return view_as_tensor(result), None
-    return view_as_tensor(result.output), view_as_tensor(result.weights)
+    return attend_as_transformers(query, key, value, attention_mask, dropout, causal, scaling, need_weights)
 
 
 def _collects_weights() -> bool:

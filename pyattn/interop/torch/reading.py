@@ -23,6 +23,8 @@ __all__ = [
     "as_array",
     "check_author",
     "check_parts",
+    "check_tensor",
+    "eps_of",
     "is_faster_in_torch",
     "leaves_rows",
     "linear_of",
@@ -140,12 +142,14 @@ def norm_of(module: Any, path: str = "") -> Norm:
 
 def normalized(x: FloatArray, norm: Norm) -> FloatArray:
     """Normalise rows."""
-    eps = norm.eps
-    if eps is None:  # of the dtype in which torch computes
-        eps = float(np.finfo(np.float64 if x.dtype == np.float64 else np.float32).eps)
-    result = _core.normalize(x, norm.weight, norm.bias, rms=norm.rms, eps=eps)
+    result = _core.normalize(x, norm.weight, norm.bias, rms=norm.rms, eps=eps_of(norm.eps, x.dtype))
     assert isinstance(result, np.ndarray)
     return result
+
+
+def eps_of(eps: float | None, dtype: np.dtype[Any]) -> float:
+    """Return torch's eps of an RMSNorm: by default that of the dtype in which torch computes."""
+    return float(np.finfo(np.float64 if dtype == np.float64 else np.float32).eps) if eps is None else eps
 
 
 def activation_of(activation: Any) -> Any:
@@ -163,28 +167,30 @@ def activation_of(activation: Any) -> Any:
 
 def read_tensor(tensor: torch.Tensor, name: str) -> Any:
     """View a tensor as an array, or say why that cannot be."""
+    check_tensor(tensor, name)
+    return view_as_array(tensor.detach(), name)
+
+
+def check_tensor(tensor: torch.Tensor, name: str) -> None:
+    """Refuse a tensor whose memory pyattn cannot read, or whose tangent would be lost."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is of type {type(tensor).__name__}, expected torch.Tensor")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise TypeError(
-            f"{name} requires grad, and pyattn computes no gradients; call within torch.inference_mode(), or pass "
-            f"{name}.detach()"
-        )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise TypeError(f"{name} has a tangent, and pyattn computes no gradients; pass {name}.detach()")
+        raise TypeError(f"{name} has a tangent, and pyattn has no forward-mode gradients; pass {name}.detach()")
     if not tensor.is_cpu:
         raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
     if tensor.is_nested:
         raise TypeError(f"{name} is a nested tensor; pass {name}.to_padded_tensor(0.0) and a mask")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense()")
-    return view_as_array(tensor.detach(), name)
 
 
 def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:
     """View a tensor of a call, which must have the dtype of the weights, if that is given."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise UnfitError(f"{name} is a {type(tensor).__name__}")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnfitError(f"gradients are enabled, and {name} requires one")
     try:
         array: FloatArray = read_tensor(tensor, name)
     except (ImportError, RuntimeError, TypeError) as error:

@@ -1,0 +1,309 @@
+"""pyattn.interop.torch.scaled_dot_product_attention with gradients: torch's checks, its samples, and its compiler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.torch_samples import import_internal
+
+import pyattn
+from pyattn import functional
+from pyattn.interop.torch.tensors import view_as_array, view_as_tensor
+
+pytestmark = pytest.mark.peers
+
+
+@pytest.fixture
+def ours(torch):
+    return pyattn.interop.torch.scaled_dot_product_attention
+
+
+@pytest.fixture
+def leaf(torch):
+    def make(*shape, dtype=None):
+        return torch.randn(*shape, dtype=dtype or torch.float64).requires_grad_()
+
+    return make
+
+
+def case_plain(torch, leaf):
+    return {}
+
+
+def case_causal(torch, leaf):
+    return {"is_causal": True, "scale": 1.3}
+
+
+def case_bool_mask(torch, leaf):
+    mask = torch.rand(2, 1, 5, 6) > 0.3
+    mask[0, 0, 1] = False  # a query that sees nothing
+    return {"attn_mask": mask}
+
+
+def case_float_mask(torch, leaf):
+    return {"attn_mask": leaf(2, 4, 5, 6)}
+
+
+def case_float_mask_and_causal(torch, leaf):
+    return {"attn_mask": leaf(5, 6), "is_causal": True}
+
+
+def case_broadcast_float_mask(torch, leaf):
+    return {"attn_mask": leaf(4, 1, 6), "scale": 0.4}
+
+
+def case_dropout(torch, leaf):
+    return {"dropout_p": 0.4}
+
+
+def case_dropout_and_mask(torch, leaf):
+    return {"dropout_p": 0.2, "attn_mask": leaf(1, 6), "is_causal": True}
+
+
+CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradcheck_and_gradgradcheck(name, torch, ours, leaf):
+    """With query heads that share keys."""
+    query, key, value = leaf(2, 4, 5, 3), leaf(2, 2, 6, 3), leaf(2, 2, 6, 2)
+    options = CASES[name](torch, leaf)
+    mask = options.get("attn_mask")
+    is_input = mask is not None and mask.requires_grad
+
+    def attend(query, key, value, *more):
+        torch.manual_seed(3)  # the same weights are dropped
+        given = {**options, "attn_mask": more[0]} if more else options
+        return ours(query, key, value, enable_gqa=True, **given)
+
+    inputs = (query, key, value, *([mask] if is_input else []))
+    assert torch.autograd.gradcheck(attend, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(attend, inputs, fast_mode=True)
+
+
+def test_one_tensor_may_be_all_three(torch, ours, leaf):
+    """Also of a third order: gradients of gradients of gradients."""
+    x = leaf(2, 5, 3)
+    found = []
+    for attend in (ours, torch.nn.functional.scaled_dot_product_attention):
+        loss = attend(x, x, x).sum() ** 2
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = grad.square().sum()
+        found.append(grad.detach())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
+
+
+def test_only_what_requires_grad_is_computed(torch, ours, leaf, monkeypatch):
+    asked, backward = [], functional.attention_backward
+
+    def ask(*args, need, **options):
+        asked.append(list(need))
+        return backward(*args, need=need, **options)
+
+    monkeypatch.setattr(functional, "attention_backward", ask)
+    tensors = [leaf(4, 3), leaf(5, 3), leaf(5, 2), leaf(4, 5)]
+    names = "query", "key", "value", "attn_mask"
+    for wanted in range(1, 16):
+        chosen = [n for n in range(4) if wanted >> n & 1]
+        given = [x if n in chosen else x.detach() for n, x in enumerate(tensors)]
+        torch.autograd.grad(ours(*given).sum(), [given[n] for n in chosen])
+        assert asked.pop() == [names[n] for n in chosen]
+
+
+def test_calls_without_gradients_keep_nothing(torch, ours, leaf):
+    x = leaf(3, 4)
+    with torch.no_grad():
+        assert ours(x, x, x).grad_fn is None
+    with torch.inference_mode():
+        assert ours(x, x, x).grad_fn is None
+    assert ours(x.detach(), x.detach(), x.detach()).grad_fn is None
+
+
+def test_a_change_in_place_before_backward_is_an_error_of_torchs(torch, ours, leaf):
+    x = leaf(3, 4)
+    y = x * 1
+    output = ours(y, y, y)
+    y.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_backward_may_run_twice(torch, ours, leaf):
+    x = leaf(3, 4)
+    output = ours(x, x, x, dropout_p=0.5).sum()
+    (one,) = torch.autograd.grad(output, x, retain_graph=True)
+    (two,) = torch.autograd.grad(output, x)
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_drops_the_same_weights(reentrant, torch, ours, leaf):
+    from torch.utils.checkpoint import checkpoint
+
+    def attend(x):
+        return ours(x, x, x, dropout_p=0.5)
+
+    x, found = leaf(6, 4), []
+    for call in (attend, lambda x: checkpoint(attend, x, use_reentrant=reentrant)):
+        torch.manual_seed(1)
+        call(x).sum().backward()
+        found.append(x.grad)
+        x.grad = None
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("layout", ["rows", "heads within rows", "reversed", "expanded"])
+def test_gradients_of_views_are_those_of_copies(layout, torch, ours):
+    base = torch.randn(2, 5, 3, 8)
+    view = {
+        "rows": base,
+        "heads within rows": base.transpose(1, 2),
+        "reversed": base.flip(0)[..., ::2],
+        "expanded": base[:1].expand(2, 5, 3, 8),
+    }[layout]
+    found = []
+    for x in (view, view.contiguous()):
+        x = x.detach().requires_grad_()
+        output = ours(x, x, x, is_causal=True)
+        found.append(torch.autograd.grad(output, x, torch.ones(()).expand(output.shape)))
+    assert torch.equal(*(one[0] for one in found))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_gradients_have_the_bits_of_functional(dtype, torch, ours):
+    """Whose errors are held against their bounds in tests/functional."""
+    inputs = [torch.randn(2, 3, 70, 16).to(getattr(torch, dtype)).requires_grad_() for _ in range(3)]
+    arrays = [view_as_array(x.detach(), "x") for x in inputs]
+    grad = torch.randn(2, 3, 70, 16).to(inputs[0].dtype)
+    output, lse = functional.attention(*arrays, is_causal=True, need_lse=True)
+    expected = functional.attention_backward(view_as_array(grad, "x"), *arrays, output, lse, is_causal=True)
+    found = torch.autograd.grad(ours(*inputs, is_causal=True), inputs, grad)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == inputs[0].dtype
+        assert torch.equal(one, view_as_tensor(other))
+
+
+@pytest.mark.threads
+def test_the_number_of_threads_changes_no_bit(torch, ours):
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        try:
+            generator = torch.Generator().manual_seed(5)
+            x = torch.randn(2, 3, 300, 16, generator=generator).requires_grad_()
+            found.append(torch.autograd.grad(ours(x, x, x, is_causal=True).sum(), x)[0])
+        finally:
+            torch.set_num_threads(1)
+    assert all(torch.equal(found[0], x) for x in found)
+
+
+def test_zero_sizes(torch, ours, leaf):
+    for shapes in (((0, 3), (2, 3), (2, 4)), ((2, 3), (0, 3), (0, 4)), ((0, 2, 3), (0, 5, 3), (0, 5, 3))):
+        inputs = [leaf(*shape) for shape in shapes]
+        found = torch.autograd.grad(ours(*inputs).sum(), inputs)
+        assert [x.shape for x in found] == [x.shape for x in inputs]
+        assert not any(x.count_nonzero() for x in found)
+
+
+def test_bad_input(torch, ours, leaf):
+    x = leaf(2, 3)
+    with pytest.raises(TypeError, match="key has dtype float32, expected float64"):
+        ours(x, x.float(), x)
+    with pytest.raises(ValueError, match="dropout_p is 2, expected a probability"):
+        ours(x, x, x, dropout_p=2)
+    with pytest.raises(TypeError, match="is_causal is of type int, expected True or False"):
+        ours(x, x, x, is_causal=1)
+    with pytest.raises(TypeError, match=r"value is on device 'meta'; pass value\.cpu\(\)"):
+        ours(x, x, x.to("meta"))
+    with pytest.raises(TypeError, match=r"key is a sparse tensor; pass key\.to_dense\(\)"):
+        ours(x, x.detach().to_sparse(), x)
+    with pytest.raises(TypeError, match=r"attn_mask is of type ndarray, expected torch\.Tensor"):
+        ours(x, x, x, np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="enable_gqa=True"):
+        ours(leaf(1, 4, 2, 3), leaf(1, 2, 2, 3), leaf(1, 2, 2, 3))
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: ours(x, x, x).sum())(x.detach())
+
+
+# What torch tests its own with
+
+
+def samples(torch, dtype):
+    operations = import_internal("common_methods_invocations").op_db
+    (info,) = [one for one in operations if one.name == "nn.functional.scaled_dot_product_attention"]
+    yield from info.sample_inputs("cpu", dtype, requires_grad=True)
+
+
+def with_gradients(torch, attend, sample):
+    """Return the output, and the gradients of what requires one; torch's weights are dropped at random."""
+    tensors = [x.detach().clone() for x in (sample.input, *sample.args)]
+    options = {name: x.detach().clone() if isinstance(x, torch.Tensor) else x for name, x in sample.kwargs.items()}
+    mask = options.get("attn_mask")
+    inputs = [*tensors, *([mask] if mask is not None and mask.is_floating_point() else [])]
+    for x in inputs:
+        x.requires_grad_()
+    output = attend(*tensors, **options)
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    return output.detach(), torch.autograd.grad(output, inputs, grad)
+
+
+def test_samples_of_torchs_own_tests(torch, ours):
+    count = 0
+    theirs = torch.nn.functional.scaled_dot_product_attention
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for sample in samples(torch, torch.float64):
+            if sample.kwargs.get("dropout_p", 0.0):
+                continue
+            output, found = with_gradients(torch, ours, sample)
+            expected_output, expected = with_gradients(torch, theirs, sample)
+            torch.testing.assert_close(output, expected_output, rtol=1e-12, atol=1e-12)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+            count += 1
+    assert count >= 10
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_the_operation_is_as_torch_library_wants_it(dtype, layout, torch):
+    import_internal("common_utils")
+    operation = torch.ops.pyattn.scaled_dot_product_attention.default
+    kind = getattr(torch, dtype)
+    query, key, value = (torch.randn(2, heads, 5, 4, dtype=kind) for heads in (4, 2, 2))
+    if layout == "bshd":
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mask = torch.randn(1, 5, 5, dtype=kind)
+    for more in ((None, None, 0.0, True, None), (mask, torch.tensor(3), 0.25, False, 0.3)):
+        tensors = [x.detach().requires_grad_() for x in (query, key, value)]
+        given = (*tensors, None if more[0] is None else more[0].requires_grad_(), *more[1:])
+        torch.library.opcheck(operation, (*given, True, layout))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_sees_one_operation(backend, torch, ours, leaf):
+    def function(query, key, value, mask):
+        return torch.tanh(ours(2 * query, key, value, mask, dropout_p=0.3, scale=0.5)).sum(-1)
+
+    inputs = [leaf(2, 5, 3), leaf(2, 6, 3), leaf(2, 6, 2), leaf(6)]
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    found = []
+    for call in (function, compiled):
+        torch.manual_seed(1)
+        output = call(*inputs)
+        found.append([output, *torch.autograd.grad(output.sum(), inputs)])
+        with torch.no_grad():
+            assert call(*inputs).shape == output.shape
+    assert all(map(torch.equal, *found))
+
+
+def test_torch_export_sees_one_operation(torch, ours):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return ours(x, x, x, is_causal=True)
+
+    x = torch.randn(2, 5, 3)
+    exported = torch.export.export(Model(), (x,))
+    assert "pyattn.scaled_dot_product_attention" in str(exported.graph)
+    assert torch.equal(exported.module()(x), Model()(x))
