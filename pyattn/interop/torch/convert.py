@@ -16,7 +16,7 @@ from pyattn.nn.feed_forward import Activation, core_activation
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["from_torch", "to_torch"]
+__all__ = ["activation_from_torch", "activation_to_torch", "from_torch", "to_torch"]
 
 _Twin = TypeVar("_Twin", "nn.Module", "torch.nn.Module")
 
@@ -336,7 +336,7 @@ def activation_from_torch(activation: Any) -> str:
     )
 
 
-def _activation_to_torch(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+def activation_to_torch(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function of torch that computes an activation."""
     import torch
 
@@ -379,7 +379,7 @@ def _layer_to_torch(
     name = "TransformerDecoderLayer" if isinstance(layer, nn.TransformerDecoderLayer) else "TransformerEncoderLayer"
     if layer.gate is not None:
         raise ValueError(f"module has a gate, which torch.nn.{name} does not have; convert its parts one by one")
-    activation = _activation_to_torch(layer.activation)
+    activation = activation_to_torch(layer.activation)
     theirs = getattr(torch.nn, name)(**sizes, **options, activation=activation, device="meta")
     for part, module in layer.named_children():
         setattr(theirs, part, to_torch(module, share))
