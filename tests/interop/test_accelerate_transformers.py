@@ -308,8 +308,6 @@ def test_register_leaves_no_mask_out(inputs, torch, transformers, close):
 def test_register_refuses_what_it_cannot_compute(model, inputs, torch):
     pyattn.interop.transformers.register()
     model.set_attn_implementation("pyattn")
-    with pytest.raises(TypeError, match=r"query requires grad, and pyattn computes no gradients"):
-        model(**inputs)
     with torch.inference_mode(), pytest.raises(ValueError, match=r"'pyattn' does not support softcap; use 'eager'"):
         model(**inputs, softcap=3.0)
 
@@ -333,3 +331,161 @@ def test_register_adds_the_bias_of_positions(cache, torch, transformers, close):
     assert torch.equal(found[0].sequences, found[1].sequences)
     for ours, theirs in zip(found[1].logits, found[0].logits, strict=True):
         close(ours, theirs)
+
+
+# Training
+
+
+def loss_of(output):
+    return (output[0] * output[0].detach().sign()).mean()
+
+
+def gradients(model, inputs, **more):
+    """Return the first output, and the gradients of all parameters."""
+    model.zero_grad()
+    output = model(**inputs, **more)
+    loss_of(output).backward()
+    return output[0].detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
+def check_gradients(found, expected, close):
+    close(found[0], expected[0])
+    assert found[1].keys() == expected[1].keys()
+    most = max(float(x.abs().max()) for x in expected[1].values())
+    for name, other in expected[1].items():
+        assert float((found[1][name] - other).abs().max()) <= 1e-5 * most, name
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "pyattn"])
+def test_gradients_are_the_same(family, model, inputs, implementation, mode, torch, close):
+    """By attention alone, and by all modules; ids of padding have other states in eager attention."""
+    pyattn.interop.transformers.register()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    model.train(mode)
+    given = {name: x for name, x in inputs.items() if name != "attention_mask"}
+    for one in (given, {**inputs, "attention_mask": torch.ones_like(given["input_ids"])} if len(inputs) > 1 else given):
+        model.set_attn_implementation("eager")
+        expected = gradients(model, one)
+        model.set_attn_implementation(implementation)
+        check_gradients(gradients(model, one), expected, close)
+        with accelerate(model, training=True, strict=True) as report:
+            check_gradients(gradients(model, one), expected, close)
+        assert not report.kept
+    names = set(report.replaced.values())
+    assert any("Attention" in name for name in names)
+    assert names & {"Linear", "Conv1D"}
+
+
+@pytest.mark.parametrize("family", ["Bert", "Llama"], indirect=True)
+def test_gradients_with_padding_are_the_same(model, inputs, torch, close):
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    model.train()
+
+    def run():
+        model.zero_grad()
+        output = seen(inputs, model(**inputs)[0])
+        output.square().mean().backward()
+        return output.detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+    expected = run()
+    with accelerate(model, training=True, strict=True):
+        check_gradients(run(), expected, close)
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2"], indirect=True)
+def test_attention_drops_weights_in_training(family, model, inputs, torch):
+    pyattn.interop.transformers.register()
+    model.set_attn_implementation("pyattn")
+    for name, part in model.named_modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5 if name.endswith(("self.dropout", "attn.attn_dropout")) else 0.0
+    plain = model(**inputs)[0]
+    model.train()
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(gradients(model, inputs))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(x, found[1][1][name]) for name, x in found[0][1].items())
+    assert not torch.allclose(found[0][0], found[2][0])
+    assert not torch.allclose(found[0][0], plain)
+
+
+@pytest.mark.parametrize("family", ["Bert", "GPT2", "Llama"], indirect=True)
+def test_steps_of_training_follow_torchs(family, model, inputs, torch):
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    model.double().train()
+    start, losses = copy.deepcopy(model.state_dict()), []
+    for acceleration in (False, True):
+        model.load_state_dict(start)
+        if acceleration:
+            accelerate(model, training=True, strict=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        losses.append([])
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(**inputs)[0].square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(float(loss.detach()))
+    assert losses[0][-1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Bert", "Llama"], indirect=True)
+@pytest.mark.parametrize("implementation", ["pyattn", "sdpa"])
+def test_collected_weights_have_gradients(model, inputs, implementation, torch, close):
+    pyattn.interop.transformers.register()
+    given = {"input_ids": inputs["input_ids"], "output_attentions": True}
+
+    def run():
+        model.zero_grad()
+        weights = model(**given).attentions[-1]
+        weights.square().sum().backward()
+        return weights.detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+    model.set_attn_implementation("eager")
+    expected = run()
+    model.set_attn_implementation("pyattn")
+    if implementation == "pyattn":
+        check_gradients(run(), expected, close)
+    else:
+        with accelerate(model, training=True, strict=True):
+            check_gradients(run(), expected, close)
+
+
+@pytest.mark.parametrize("family", ["Llama"], indirect=True)
+def test_gradient_checkpointing(model, inputs, torch, close):
+    model.train()
+    expected = gradients(model, inputs, use_cache=False)
+    model.activation_checkpointing_enable()
+    with accelerate(model, training=True, strict=True):
+        check_gradients(gradients(model, inputs, use_cache=False), expected, close)
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"], indirect=True)
+def test_gradients_of_a_cache_are_torchs_in_training(model, inputs, torch, close):
+    """As in the tuning of a prefix."""
+    model.requires_grad_(False)
+
+    def gradient():
+        with torch.no_grad():
+            cache = model(**inputs).past_key_values
+        keys = [layer.keys.requires_grad_() for layer in cache.layers]
+        output = model(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)[0]
+        assert cache.get_seq_length(1) == inputs["input_ids"].shape[1] + 1
+        return torch.autograd.grad(output.sum(), keys)
+
+    expected = gradient()
+    with accelerate(model, training=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = gradient()
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)

@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
@@ -24,9 +24,12 @@ from pyattn.interop.torch.reading import is_faster_in_torch, leaves_rows
 from pyattn.interop.torch.snapshot import Snapshot, UnfitError
 from pyattn.interop.torch.tensors import original_class
 from pyattn.interop.torch.threads import call_on_torchs_threads
+from pyattn.interop.torch.training import find_differentiable
 
 __all__ = ["Acceleration", "accelerate", "restore"]
 
+_Makes: TypeAlias = tuple[Callable[[Any], Compute] | None, Callable[[Any], Compute] | None]
+_Computes: TypeAlias = tuple[Compute | None, Compute | None]
 _PACKAGES = "pyattn", "torch", "transformers"
 _STATE = "_pyattn_state"  # in an accelerated module's __dict__
 
@@ -41,6 +44,8 @@ class Acceleration:
     model : torch.nn.Module
         As given to `accelerate`.
     strict : bool
+        As given to `accelerate`.
+    training : bool
         As given to `accelerate`.
 
     Attributes
@@ -60,8 +65,9 @@ class Acceleration:
     {'': 'Linear'}
     """
 
-    def __init__(self, model: torch.nn.Module, strict: bool) -> None:
+    def __init__(self, model: torch.nn.Module, strict: bool, training: bool) -> None:
         self._model, self._strict = weakref.ref(model), strict  # the model refers to this
+        self._training = training
         self._warned: set[str] = set()
         self._kept: Counter[tuple[str, str]] = Counter()  # by class and reason
         self._leaves_rows = False  # many rows, as torch multiplies them faster
@@ -107,28 +113,41 @@ class Acceleration:
 class _State:
     """How an accelerated module computes; made anew when the module has changed."""
 
-    __slots__ = ("acceleration", "laid_out", "make", "multiplies", "reading")
+    __slots__ = ("acceleration", "differentiable", "laid_out", "make", "multiplies", "reading")
 
-    def __init__(self, acceleration: Acceleration, make: Callable[[Any], Compute], module: torch.nn.Module) -> None:
-        self.acceleration, self.make = acceleration, make
+    def __init__(self, acceleration: Acceleration, makes: _Makes, module: torch.nn.Module) -> None:
+        self.acceleration = acceleration
+        self.make, self.differentiable = makes
         self.multiplies = any(one.ndim == 2 for one in module.parameters())  # what it is given, with its weights
         self.laid_out = False  # whether accelerate has laid the weight out as (in, out)
-        self.reading: tuple[Compute, Snapshot] | None = None  # in one piece, as threads share it
+        self.reading: tuple[_Computes, Snapshot] | None = None  # in one piece, as threads share it
 
-    def read(self, module: torch.nn.Module) -> tuple[Compute, Snapshot]:
-        """Return what computes the module as it is now."""
+    def read(self, module: torch.nn.Module) -> tuple[_Computes, Snapshot]:
+        """Return what computes the module as it is now, without gradients and with them."""
         reading = self.reading
         if reading is None or not reading[1].is_current():
             for part in module.modules():  # whose readings would keep replaced parameters alive
                 if _STATE in vars(part):
                     vars(part)[_STATE].reading = None
             snapshot = Snapshot(module)
-            reading = self.reading = make_compute(self.make, module), snapshot
+            reading = self.reading = _make((self.make, self.differentiable), module), snapshot
         return reading
 
 
-def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None, strict: bool = False) -> Acceleration:
-    """Compute the inference of a model of torch in pyattn, on the CPU.
+def _make(makes: _Makes, module: torch.nn.Module) -> _Computes:
+    """Make what computes a module, without gradients and with them; None: its parts do."""
+    plain, differentiable = (None if make is None else make_compute(make, module) for make in makes)
+    return plain, differentiable
+
+
+def accelerate(
+    model: torch.nn.Module,
+    *,
+    order: Literal["in_out"] | None = None,
+    strict: bool = False,
+    training: bool = False,
+) -> Acceleration:
+    """Compute a model of torch in pyattn, on the CPU: its inference, or training, too.
 
     pyattn replaces torch's `MultiheadAttention`, `TransformerEncoder`, `TransformerDecoder` and their layers, `Linear`,
     `Embedding`, `LayerNorm`, `RMSNorm`, `GELU`, `SiLU`, and a `Sequential` of two linear layers around an activation.
@@ -142,16 +161,20 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     compute. On CPUs with bfloat16 instructions, torch computes calls of eight rows or more with bfloat16 weights,
     because it is faster there.
 
-    torch computes the calls that pyattn cannot, with one warning for each reason: gradients are enabled and a tensor
-    requires one, the model is in training mode, autocast is on, a layer's part has a hook, attention weights are
-    returned, or tensors are on another device. `torch.compile`, `torch.export` and `torch.jit.trace` see torch's own
-    code. Restore the model before `torch.jit.script`. A query with nothing to attend to gives 0 where torch's attention
-    gives NaN.
+    With ``training=True`` pyattn computes gradients, too, and modules in training mode: of attention, torch's and that
+    of the models of transformers above, of `Linear`, `Embedding`, the norms, `GELU` and `SiLU`. In such calls layers
+    run torch's own code, whose parts are pyattn's, so that dropout, hooks and frozen parameters work as in torch.
+
+    torch computes the calls that pyattn cannot, with one warning for each reason: without ``training=True``, gradients
+    are enabled and a tensor requires one, or the model is in training mode; autocast is on, a layer's part has a hook,
+    attention weights are returned, or tensors are on another device. `torch.compile`, `torch.export` and
+    `torch.jit.trace` see torch's own code. Restore the model before `torch.jit.script`. A query with nothing to attend
+    to gives 0 where torch's attention gives NaN.
 
     Parameters
     ----------
     model : torch.nn.Module
-        On the CPU, in float32, float64, float16 or bfloat16. Call ``model.eval()``, and the model within
+        On the CPU, in float32, float64, float16 or bfloat16. For inference, call ``model.eval()``, and the model within
         `torch.inference_mode` or `torch.no_grad`.
     order : {'in_out'}, optional
         Store the weights of linear layers in memory as (in, out), which makes decoding faster, until `restore`. Their
@@ -159,6 +182,8 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
         parameters, such as an embedding, stay as they are. Default: None, all stay.
     strict : bool
         Raise instead of letting torch compute a call. Default: False.
+    training : bool
+        Compute calls in training mode, and gradients. Default: False, torch does.
 
     Returns
     -------
@@ -168,7 +193,7 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     Raises
     ------
     TypeError
-        model is not a torch.nn.Module, or strict is not a bool.
+        model is not a torch.nn.Module, or strict or training is not a bool.
     ValueError
         order is neither 'in_out' nor None.
     ImportError
@@ -192,22 +217,22 @@ def accelerate(model: torch.nn.Module, *, order: Literal["in_out"] | None = None
     _check_module(model)
     if order not in (None, "in_out"):
         raise ValueError(f"order is {short_repr(order)}, expected 'in_out' or None")
-    acceleration = Acceleration(model, as_flag(strict, "strict"))
+    acceleration = Acceleration(model, as_flag(strict, "strict"), as_flag(training, "training"))
     restore(model)
     states: dict[torch.nn.Module, _State] = {}
     layers = _find_layers(model)
     for name, module in model.named_modules():
-        make = find_kind(module)
-        if make is None:
+        makes = find_kind(module), find_differentiable(module) if training else None
+        if makes == (None, None):
             if module in layers:
                 acceleration._keep(name, module, "pyattn does not know it, but at most its parts")
             continue
         try:
-            make_compute(make, module)
+            _make(makes, module)
         except UnfitError as reason:
             acceleration._keep(name, module, str(reason))
             continue
-        states[module] = _State(acceleration, make, module)
+        states[module] = _State(acceleration, makes, module)
         acceleration.replaced[name] = type(module).__name__
     acceleration._leaves_rows = any(map(leaves_rows, states))
     if order is not None:
@@ -335,8 +360,9 @@ def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str
     """Compute a call in the core, or in torch where that is faster, or raise `UnfitError`."""
     if torch.is_autocast_enabled("cpu"):
         raise UnfitError("autocast is on")
-    if module.training:
-        raise UnfitError("it is in training mode; call model.eval()")
+    training = state.acceleration._training
+    if module.training and not training:
+        raise UnfitError("it is in training mode; call model.eval(), or pass training=True to accelerate")
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise UnfitError("torch.func sees each of its steps")
     if forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() or _is_watched():
@@ -345,13 +371,22 @@ def _compute(module: Any, state: _State, args: tuple[Any, ...], kwargs: dict[str
     is_faster = state.multiplies and is_faster_in_torch(next(iter((*args, *kwargs.values())), None))
     if is_faster and not torch.is_grad_enabled():  # reading the module would take longer than it gains
         return forward(module, *args, **kwargs)
-    compute, snapshot = state.read(module)
+    (compute, differentiable), snapshot = state.read(module)
     if torch.is_grad_enabled() and (snapshot.requires_grad() or _any_requires_grad((*args, *kwargs.values()))):
-        raise UnfitError("gradients are enabled; call it within torch.inference_mode()")
-    snapshot.check_calls()
-    if is_faster:
+        if not training:
+            raise UnfitError(
+                "gradients are enabled; call it within torch.inference_mode(), or pass training=True to accelerate"
+            )
+        compute = differentiable
+    elif training and (compute is None or module.training or snapshot.is_training()):
+        compute = differentiable
+    else:
+        snapshot.check_calls()
+    if is_faster or compute is None:  # its parts compute, or torch
         return forward(module, *args, **kwargs)
     try:
+        if compute is differentiable:  # which sets the number of threads in each operation
+            return compute(module, *args, **kwargs)
         return call_on_torchs_threads(compute, *args, **kwargs)
     except (TypeError, ValueError) as error:
         raise UnfitError(f"{error}") from error

@@ -139,7 +139,7 @@ def _llama_mlp(module: Any) -> Compute:
 def _twin(module: Any, main: str) -> Compute:
     """Compute by the module of pyattn, which has torch's arguments; `main` names the rows."""
     try:
-        twin = from_torch(module, share=True)
+        twin = from_torch(module, share=True).eval()  # the module may be in training mode, and not when it is called
     except (ImportError, TypeError, ValueError) as error:
         raise UnfitError(str(error)) from error
     dtype = next(twin.parameters()).dtype

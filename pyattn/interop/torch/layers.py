@@ -26,9 +26,9 @@ from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import original_class, view_as_tensor
 from pyattn.io.names import ALBERT_LAYER, BERT_LAYER, DISTILBERT_LAYER, VIT_LAYER, LayerNames
 
-__all__ = ["LAYERS", "gated_feed_forward", "home"]
+__all__ = ["IMPLEMENTATIONS", "LAYERS", "check_function", "gated_feed_forward", "home"]
 
-_IMPLEMENTATIONS = ("eager", "sdpa", "pyattn")  # of attention in transformers, that compute the same
+IMPLEMENTATIONS = ("eager", "sdpa", "pyattn")  # of attention in transformers, that compute the same
 # Arguments of a layer that do not change what it computes.
 _HARMLESS = {"position_ids", "cache_position", "use_cache", "return_dict", "output_hidden_states"}
 
@@ -92,9 +92,9 @@ def _check_more(more: dict[str, Any]) -> None:
 def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None, is_causal: bool | None) -> tuple[Any, bool]:
     """Read the mask of a call, and whether the attention is causal without one, as transformers' sdpa does."""
     implementation = attention.config._attn_implementation
-    if implementation not in _IMPLEMENTATIONS:
+    if implementation not in IMPLEMENTATIONS:
         raise UnfitError(f"attn_implementation is {implementation}")
-    _check_function(attention, implementation)
+    check_function(attention, implementation)
     if mask is not None:
         if implementation == "eager" and getattr(mask, "dtype", None) == torch.bool:
             raise UnfitError("attention_mask is of bool, which transformers' eager attention adds to the scores")
@@ -103,7 +103,7 @@ def _masking(attention: Any, x: torch.Tensor, mask: torch.Tensor | None, is_caus
     return None, bool(causal) and implementation != "eager" and x.shape[-2] > 1
 
 
-def _check_function(attention: Any, implementation: str) -> None:
+def check_function(attention: Any, implementation: str) -> None:
     """Refuse a function for attention that someone else has put in its place."""
     used = vars(sys.modules[original_class(type(attention)).__module__])
     own = used["eager_attention_forward"]

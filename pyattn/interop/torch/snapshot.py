@@ -63,6 +63,10 @@ class Snapshot:
             if own["training"]:
                 raise UnfitError("a part of it is in training mode; call model.eval()")
 
+    def is_training(self) -> bool:
+        """Tell whether a part is in training mode."""
+        return any(own["training"] for own in self._parts)
+
     def requires_grad(self) -> bool:
         """Tell whether a parameter requires a gradient."""
         return any(tensor.requires_grad for tensor, *_ in self._tensors)
