@@ -85,7 +85,7 @@ def log_softmax(x: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
 
 
 def softmax_backward(grad_output: npt.ArrayLike, output: npt.ArrayLike, axis: Axis = -1) -> FloatArray:
-    """Compute the gradient of `softmax` from its result.
+    """Compute the gradient of `pyattn.softmax` from its result.
 
     ``output * (grad_output - sum(grad_output * output))``, with the sum along the axis: the product with the softmax's
     Jacobian ``diag(output) - outer(output, output)``.

@@ -33,7 +33,7 @@ def clip_grad_norm_(
     max_norm : float
         0 or more; infinite only to compute the norm.
     norm_type : float
-        The p of the norm, above 0; `math.inf` for the largest absolute value. Default: 2.0.
+        The p of the norm, above 0; ``math.inf`` for the largest absolute value. Default: 2.0.
     error_if_nonfinite : bool
         Refuse a norm that is NaN or infinite, before anything is written. Default: False.
 
