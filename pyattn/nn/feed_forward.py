@@ -229,7 +229,8 @@ def activate(activation: Activation, x: FloatArray, factor: FloatArray | None = 
             f"activation is {activation!r}, a function whose derivative is unknown here; gradients need one of "
             f"{', '.join(map(repr, get_args(Name)))}"
         )
-    y = _apply(activation, x) if factor is None else _apply(activation, x) * factor
+    y = _apply(activation, x) if name is None else _core.activate(np.ascontiguousarray(x), name)
+    y = y if factor is None else y * factor
 
     def backward(grad: FloatArray) -> tuple[FloatArray, ...]:
         found = _core.activate_backward(np.ascontiguousarray(grad), x, name, factor)

@@ -313,17 +313,30 @@ def _order(array: FloatArray) -> list[int]:
     return sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
 
 
-def add_product(module: Any, name: str, x: FloatArray, grad: FloatArray, rows: slice = slice(None)) -> None:
+_ALL = slice(None)
+
+
+def add_product(module: Any, name: str, x: FloatArray, grad: FloatArray, rows: slice = _ALL) -> None:
     """Add ``grad.T @ x`` to the gradient of a weight's rows, in the weight's memory order, in one pass over it."""
     x, grad = as_rows(x), as_rows(grad)
-    total = _gradient_of(module, name)[rows]
-    if abs(total.strides[0]) <= abs(total.strides[1]):  # (in, out)
-        _core.linear(x.T, grad.T, residual=total.T, out=total.T)
+    if name not in module._gradients and rows == _ALL:
+        total = _like(vars(module)[name], np.empty_like)
+        _multiply(x, grad, None, total)
+        module._set_gradients({**module._gradients, name: total})
     else:
-        _core.linear(grad.T, x.T, residual=total, out=total)
+        total = _gradient_of(module, name)[rows]
+        _multiply(x, grad, total, total)
 
 
-def add_sum(module: Any, name: str, grad: FloatArray, rows: slice = slice(None)) -> None:
+def _multiply(x: FloatArray, grad: FloatArray, before: FloatArray | None, out: FloatArray) -> None:
+    """Write ``before + grad.T @ x`` to an array of either memory order."""
+    if abs(out.strides[0]) <= abs(out.strides[1]):  # (in, out)
+        _core.linear(x.T, grad.T, residual=None if before is None else before.T, out=out.T)
+    else:
+        _core.linear(grad.T, x.T, residual=before, out=out)
+
+
+def add_sum(module: Any, name: str, grad: FloatArray, rows: slice = _ALL) -> None:
     """Add the sum over rows to the gradient of part of a bias; None has none."""
     if vars(module)[name] is None:
         return
@@ -336,10 +349,14 @@ def _gradient_of(module: Any, name: str) -> FloatArray:
     """Return the gradient that a module holds for a parameter, at first zeros."""
     held: Mapping[str, FloatArray] = module._gradients
     if name not in held:
-        like = vars(module)[name]
-        held = {**held, name: np.zeros_like(like, dtype=np.float32 if is_half(like.dtype) else like.dtype)}
+        held = {**held, name: _like(vars(module)[name], np.zeros_like)}
         module._set_gradients(held)
     return held[name]
+
+
+def _like(parameter: FloatArray, make: Callable[..., FloatArray]) -> FloatArray:
+    """Make an array for a parameter's gradient, in its memory order; that of a half is float32."""
+    return make(parameter, dtype=np.float32 if is_half(parameter.dtype) else parameter.dtype)
 
 
 def as_rows(x: FloatArray) -> FloatArray:
