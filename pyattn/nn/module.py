@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+import pyattn._core as _core
 from pyattn._util.arguments import as_choice, as_flag
-from pyattn._util.halves import as_stored_dtype, is_half, round_to
+from pyattn._util.halves import as_float32, as_stored_dtype, compute_dtype, is_half, round_to
 from pyattn._util.names import naming_keywords_of_class
 from pyattn._util.typing import FloatArray
 from pyattn.nn.gradients import Backward, add_gradient, call_vjp, running
@@ -421,7 +422,7 @@ class Module:
         Notes
         -----
         "vjp" is the vector-Jacobian product of reverse-mode differentiation, as in JAX. A class of one's own defines
-        ``vjp`` with the signature of its ``forward``, from the vjp of its parts.
+        ``vjp`` with the signature of its ``forward``, from the vjp of its parts and `add_grad` for its own parameters.
 
         Examples
         --------
@@ -461,6 +462,57 @@ class Module:
                     module._set_gradients({other: one for other, one in module._gradients.items() if other != name})
                 found[full] = owner._gradients[own]
         return found
+
+    def add_grad(self, name: str, grad: npt.ArrayLike) -> None:
+        """Add to the gradient of a parameter, in a `vjp` of one's own.
+
+        Parameters
+        ----------
+        name : str
+            Of a parameter of the module itself, not of a part.
+        grad : array_like
+            Of the parameter's shape; copied.
+
+        Raises
+        ------
+        ValueError
+            The module has no such parameter, or the shape is another one.
+        TypeError
+            grad does not hold real numbers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pyattn import nn
+        >>> class Scale(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.factor = np.full(2, 3.0)
+        ...
+        ...     def forward(self, x):
+        ...         return self.factor * x
+        ...
+        ...     def vjp(self, x):
+        ...         def backward(grad):
+        ...             self.add_grad("factor", (grad * x).sum(axis=0))
+        ...             return (self.factor * grad,)
+        ...
+        ...         return self.forward(x), backward
+        >>> scale = Scale()
+        >>> _, backward = scale.vjp(np.ones((4, 2)))
+        >>> backward(np.ones((4, 2)))[0][0]
+        array([3., 3.])
+        >>> scale.grads
+        {'factor': array([4., 4.])}
+        """
+        parameter = self.__dict__[name] if name in self._parameter_names else None
+        if parameter is None:
+            own = ", ".join(one for one in self._parameter_names if self.__dict__[one] is not None) or "none"
+            raise ValueError(f"name is {name!r}, and the module's own parameters are {own}")
+        array = as_float32(_core.as_real(grad, "grad"))
+        if array.shape != parameter.shape:
+            raise ValueError(f"grad has shape {array.shape}, expected {parameter.shape} as {name}")
+        add_gradient(self, name, array.astype(compute_dtype(parameter.dtype)))
 
     def zero_grad(self) -> None:
         """Forget the gradients of all parameters."""

@@ -376,6 +376,22 @@ class UserNorm(nn.Module):
         return 3 * x, lambda grad: (3 * grad,)
 
 
+def test_add_grad_refuses():
+    linear = nn.Linear(3, 2, bias=False, dtype=F64)
+    with pytest.raises(ValueError, match="name is 'bias', and the module's own parameters are weight"):
+        linear.add_grad("bias", np.ones(2))
+    with pytest.raises(ValueError, match=r"grad has shape \(2,\), expected \(2, 3\) as weight"):
+        linear.add_grad("weight", np.ones(2))
+    with pytest.raises(TypeError, match="grad"):
+        linear.add_grad("weight", "x")
+    assert linear.grads == {}
+    grad = np.ones((2, 3))
+    linear.add_grad("weight", grad)
+    linear.add_grad("weight", grad)
+    np.testing.assert_array_equal(linear.grads["weight"], 2 * grad)
+    assert grad[0, 0] == 1
+
+
 def test_refuses():
     linear = nn.Linear(3, 2, dtype=F64)
     output, backward = linear.vjp(np.ones(3))
