@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.halves import as_float32, is_half, round_to, rounded
-from pyattn._util.random import draw_seed
+from pyattn._util.random import as_generator, draw_seed
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.masks import Mask
 
@@ -94,13 +94,11 @@ class Tape(Run):
         self._steps: list[tuple[FloatArray, Sequence[Any], Step]] = []
         self._tracked = {id(x): x for x in inputs}  # an id belongs to an array only as long as that exists
 
-    def run(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call forward, whose steps are recorded here."""
+    def run(self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a module's forward, whose steps are recorded here."""
         before = _RUNNING.set(self)
         try:
-            if not is_recorded(module):
-                return self.call(module, args, kwargs)
-            return module.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         finally:
             _RUNNING.reset(before)
 
@@ -108,28 +106,43 @@ class Tape(Run):
         """Call a part: `Module.__call__` does this while a tape runs."""
         if is_recorded(module):
             return module.forward(*args, **kwargs)
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        given = tuple(bound.arguments)
         output, backward = self._plainly(module.vjp, args, kwargs)
-        sources = (*args, *(kwargs[name] for name in inspect.signature(module.forward).parameters if name in kwargs))
-        self.step(_first(output), sources, backward)
+        bound.apply_defaults()
+        sources = bound.arguments
+        if any(_first(output) is x for x in sources.values()):  # a step's output is an array of its own
+            own = _first(output).view()
+            output = (own, *output[1:]) if isinstance(output, tuple) else own
+
+        def checked(grad: FloatArray) -> list[FloatArray | None]:
+            return _gradients_of_user(type(module).__name__, backward(grad), sources, given)
+
+        self.step(_first(output), tuple(sources.values()), checked)
         return output
 
     def layer(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a layer on a tape of its own, which with `checkpoint` is made on the way back."""
-        sources = (*args, *kwargs.values())
-        inputs = [x for x in sources if self.tracks(x)]
-        rng = copy.deepcopy(kwargs.get("rng")) if self._checkpoint else None
+        tape, options = None, dict(kwargs)
         if self._checkpoint:
-            tape, output = None, self._plainly(module, args, kwargs)
+            check_gradients(module)
+            if "rng" in inspect.signature(module.forward).parameters:
+                options["rng"] = as_generator(options.get("rng"))  # drawn from again on the way back
+        sources = list({id(x): x for x in (*args, *options.values())}.values())
+        inputs = [x for x in sources if self.tracks(x)]
+        again = {name: copy.deepcopy(x) if name == "rng" else x for name, x in options.items()}
+        if self._checkpoint:
+            output = self._plainly(module, args, options)
         else:
             tape = Tape(inputs)
-            output = tape.run(module, args, kwargs)
+            output = tape.run(module, args, options)
 
         def backward(grad: FloatArray) -> Sequence[FloatArray | None]:
             if tape is not None:
                 return tape.gradients([(_first(output), grad)], sources)
-            again = Tape(inputs)
-            found = again.run(module, args, kwargs if rng is None else kwargs | {"rng": rng})
-            return again.gradients([(_first(found), grad)], sources)
+            other = Tape(inputs)
+            found = other.run(module, args, again)
+            return other.gradients([(_first(found), grad)], sources)
 
         self.step(_first(output), sources, backward)
         return output
@@ -195,6 +208,29 @@ def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result
 
 
+def _gradients_of_user(
+    name: str, found: Any, sources: Mapping[str, Any], given: Sequence[str]
+) -> list[FloatArray | None]:
+    """Check what a vjp of a user's own returned: gradients of all arguments, or of the first that were given."""
+    names = sources if isinstance(found, tuple) and len(found) == len(sources) else given
+    left_out = given[len(found) :] if isinstance(found, tuple) and len(found) <= len(names) else None
+    if left_out is None or any(_as_floats(sources[argument], argument) is not None for argument in left_out):
+        what = f"{len(found)} gradients" if isinstance(found, tuple) else f"a {type(found).__name__}"
+        raise TypeError(
+            f"the way back of {name}.vjp returned {what}, expected a tuple with a gradient or None for each argument: "
+            f"{', '.join(given)}"
+        )
+    read = {}
+    for argument, grad in zip(names, found, strict=False):
+        if grad is None:
+            continue
+        array, shape = as_float32(_core.as_real(grad, f"the gradient of {argument}")), np.shape(sources[argument])
+        if array.shape != shape:
+            raise ValueError(f"the gradient of {argument} in {name}.vjp has shape {array.shape}, expected {shape}")
+        read[argument] = array
+    return [read.get(argument) for argument in sources]
+
+
 class Backward:
     """The way back through one call: takes the gradient of its output, once."""
 
@@ -207,11 +243,12 @@ class Backward:
         if self._tape is None:
             raise RuntimeError("this backward has run, and runs once; call vjp again for another one")
         seeds = self._read(grad_output)
-        tape, self._tape = self._tape, None
-        found = tape.gradients(seeds, list(self._inputs.values()))
+        tape, self._tape, self._output = self._tape, None, None
+        inputs, self._inputs = self._inputs, {}
+        found = tape.gradients(seeds, list(inputs.values()))
         result: list[FloatArray | None] = []
-        for name, grad in zip(self._inputs, found, strict=True):
-            dtype, array = self._dtypes.get(name), self._inputs[name]
+        for name, grad in zip(inputs, found, strict=True):
+            dtype, array = self._dtypes.get(name), inputs[name]
             if dtype is None:
                 result.append(None)
             elif grad is None:  # the loss does not depend on it
@@ -223,11 +260,11 @@ class Backward:
     def _read(self, grad_output: Any) -> list[tuple[FloatArray, FloatArray]]:
         """Pair each output that has a gradient with it."""
         outputs = self._output if isinstance(self._output, tuple) else (self._output,)
-        given = grad_output if isinstance(grad_output, tuple) else (grad_output,)
+        several = isinstance(self._output, tuple) and isinstance(grad_output, (tuple, list))
         seeds = []
-        for n, one in enumerate(given):
-            name = f"grad_output[{n}]" if isinstance(grad_output, tuple) else "grad_output"
-            if one is None:
+        for n, one in enumerate(grad_output if several else (grad_output,)):
+            name = f"grad_output[{n}]" if several else "grad_output"
+            if one is None and several:
                 continue
             output = outputs[n] if n < len(outputs) else None
             if output is None or self._tape is None or not self._tape.tracks(output):
@@ -241,13 +278,14 @@ class Backward:
 
 def call_vjp(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: bool) -> tuple[Any, Backward]:
     """Call forward with a tape; the first argument says, as in a plain call, whether results are halves."""
-    name = type(module).__name__
-    if not is_recorded(module):
-        raise NotImplementedError(
-            f"{name} defines forward alone; for gradients, define vjp, which takes forward's arguments and returns "
-            "its output and a function: from the gradient of the output to a tuple, one gradient for each argument"
-        )
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    name, forward = type(module).__name__, module.forward
+    if not is_recorded(module):  # called by super().vjp of a class that has both, or of one that has forward alone
+        found = (vars(cls).get("forward") for cls in type(module).__mro__)
+        inherited = next((one for one in found if getattr(one, "_is_recorded", False)), None)
+        if inherited is None or _has_general_vjp(module):
+            check_gradients(module)
+        forward = inherited.__get__(module)  # type: ignore[union-attr]
+    bound = inspect.signature(forward).bind(*args, **kwargs)
     inputs: dict[str, Any] = {}
     dtypes: dict[str, np.dtype[Any]] = {}
     seen: set[int] = set()
@@ -262,7 +300,7 @@ def call_vjp(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], checkp
             bound.arguments[argument] = value = wide
         inputs[argument] = value
     tape = Tape([inputs[argument] for argument in dtypes], checkpoint)
-    output = tape.run(module, bound.args, bound.kwargs)
+    output = tape.run(forward, bound.args, bound.kwargs)
     half = next(iter(dtypes.values()), None) if module._widens_halves else None
     shown = output if half is None or not is_half(half) else rounded(output, half)
     results = output if isinstance(output, tuple) else (output,)
@@ -286,8 +324,22 @@ def _as_floats(value: Any, name: str) -> FloatArray | None:
 
 
 def is_recorded(module: Any) -> bool:
-    """Tell whether the steps of a module's own forward can be recorded."""
-    return getattr(type(module).forward, "_is_recorded", False)
+    """Tell whether the steps of a module's forward can be recorded, and are meant to be."""
+    return getattr(module.forward, "_is_recorded", False) and _has_general_vjp(module)
+
+
+def _has_general_vjp(module: Any) -> bool:
+    return getattr(type(module).vjp, "_is_general", False)
+
+
+def check_gradients(module: Any) -> None:
+    """Refuse a module without gradients."""
+    if not is_recorded(module) and _has_general_vjp(module):
+        raise NotImplementedError(
+            f"{type(module).__name__} defines forward alone; for gradients, define vjp, which takes forward's "
+            "arguments and returns its output and a function: from the gradient of the output to a tuple, one gradient "
+            "for each argument"
+        )
 
 
 # Gradients of parameters

@@ -216,8 +216,9 @@ class Module:
                 raise KeyError(f"the name {name!r} cannot be registered: it is empty or has a dot")
             if name in self._parameter_names or name in self._module_names or hasattr(Module, name):
                 raise KeyError(f"{name} is already another attribute; choose another name")
+        replaced = self.__dict__.get(name) is not value  # x.weight -= ... assigns the same array
         object.__setattr__(self, name, value)
-        if name in self._gradients:  # of the array that was replaced
+        if replaced and name in self._gradients:
             self._set_gradients({other: grad for other, grad in self._gradients.items() if other != name})
         if name not in known:
             object.__setattr__(self, names, (*known, name))
@@ -439,6 +440,8 @@ class Module:
         """
         return call_vjp(self, args, kwargs, as_flag(checkpoint, "checkpoint"))
 
+    vjp._is_general = True  # type: ignore[attr-defined]  # of all modules, unless their class has its own
+
     @property
     def grads(self) -> dict[str, FloatArray]:
         """Gradients of the parameters that have one, by the names of `state_dict`.
@@ -457,9 +460,9 @@ class Module:
                 owner, own, full = first.setdefault(id(array), (module, name, f"{path}.{name}" if path else name))
                 if grad is None:
                     continue
-                if owner is not module or own != name:  # tied: the sum belongs to the first
+                if grad is not owner._gradients.get(own):  # tied: all owners then hold the sum
                     add_gradient(owner, own, grad)
-                    module._set_gradients({other: one for other, one in module._gradients.items() if other != name})
+                    module._set_gradients({**module._gradients, name: owner._gradients[own]})
                 found[full] = owner._gradients[own]
         return found
 

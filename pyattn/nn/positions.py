@@ -383,6 +383,8 @@ class RotaryEmbedding(Module):
             raise ValueError(f"x has shape {rows.shape}, expected (..., {self.dim}): dim is last")
         if seq_len is None:
             seq_len = sequence_length(self._options["scaling"], rows, offset, position_ids, self.layout)
+        if out is not None and running().records:
+            raise ValueError("out is given, and vjp writes to arrays of its own; leave it out")
         found = self._frequencies if seq_len is None else self.frequencies(seq_len)
         options: dict[str, Any] = {"interleaved": self.interleaved, "offset": offset, "position_ids": position_ids}
         options["layout"] = self.layout

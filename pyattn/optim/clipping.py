@@ -73,7 +73,7 @@ def clip_grad_norm_(
     if refuses and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}, so they cannot be clipped")
     factor = most / (norm + 1e-6)
-    if factor >= 1:
+    if factor >= 1 or math.isinf(most):
         return norm
     for name, gradient in gradients.items():
         if not gradient.flags.writeable:

@@ -154,20 +154,21 @@ class Optimizer:
         Raises
         ------
         ValueError
-            A parameter is read-only or missing, or a shape differs from that of its gradient or state.
+            A parameter is read-only, or in no group; or a shape differs from that of its gradient or state.
         TypeError
             A gradient has another dtype than its parameter; float32 belongs to float16 and bfloat16.
         """
         parameters, gradients = dict(self._module.named_parameters()), self._module.grads
         updates = []
+        unknown = gradients.keys() - {name for group in self.param_groups for name in group["params"]}
+        if unknown:
+            raise ValueError(f"{min(unknown)} has a gradient and is in no group; make a new optimizer for the module")
         for group in self.param_groups:
             options = self._checked({name: group[name] for name in self._defaults})
             for name in group["params"]:
                 gradient = gradients.get(name)
                 if gradient is None:
                     continue
-                if name not in parameters:
-                    raise ValueError(f"{name} has a gradient, and the module does not have it any more")
                 self._check_update(name, parameters[name], gradient)
                 moments = self._moments(name, parameters[name], options)
                 updates.append(Update(name, parameters[name], gradient, moments, options))
@@ -270,6 +271,9 @@ class Optimizer:
             options = {name: given.get(name, group[name]) for name in self._defaults}
             groups.append({"params": group["params"], **self._checked(options)})
         order = [key for given in loaded for key in given["params"]]  # torch's are 0, 1, 2 ... too
+        unknown = [key for key in state_dict["state"] if key not in order]
+        if unknown:
+            raise ValueError(f"the state has the key {unknown[0]!r}, which no group has; keys are those of 'params'")
         parameters, state = dict(self._module.named_parameters()), {}
         options_of = [own for own in groups for _ in own["params"]]
         for name, key, own in zip(self._names(), order, options_of, strict=True):

@@ -128,6 +128,17 @@ def test_checkpoint_gives_the_same_bits(name):
             assert_same_bits(one, other)
 
 
+def test_checkpoint_without_a_seed():
+    """The recomputed layers drop what they dropped: the gradient of the last norm follows from the output."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.5, batch_first=True, dtype=F64), 2)
+    last = model.layers[1].norm2
+    last.weight[...], last.bias[...] = RNG.uniform(1, 2, 8), RNG.standard_normal(8)
+    output, backward = model.vjp(X, checkpoint=True)
+    backward(X)
+    expected = (X * (output - last.bias) / last.weight).sum((0, 1))
+    np.testing.assert_allclose(model.grads["layers.1.norm2.weight"], expected, rtol=1e-10)
+
+
 HEADS = {
     "plain": {},
     "other sizes": {"num_kv_heads": 1, "head_dim": 6, "v_head_dim": 3, "out_dim": 5, "kdim": 8},
@@ -317,6 +328,24 @@ def test_nested_padding_is_computed_as_torch_does_with_gradients():
     assert_same_bits(output[~LATE], encoder(X, src_key_padding_mask=LATE)[~LATE])
 
 
+def test_tied_parts_see_the_same_sum():
+    pair = nn.ModuleList([nn.Linear(3, 3, dtype=F64), nn.Linear(3, 3, dtype=F64)])
+    pair[1].weight = pair[0].weight
+    for one in pair:
+        one.vjp(np.ones(3))[1](np.ones(3))
+    np.testing.assert_array_equal(pair.grads["0.weight"], np.full((3, 3), 2.0))
+    assert pair[1].grads["weight"] is pair[0].grads["weight"]
+    pair[1].vjp(np.ones(3))[1](np.ones(3))
+    np.testing.assert_array_equal(pair.grads["0.weight"], np.full((3, 3), 3.0))
+
+
+def test_augmented_assignment_keeps_the_gradient():
+    linear = nn.Linear(3, 2, dtype=F64)
+    linear.vjp(np.ones(3))[1](np.ones(2))
+    linear.weight -= 0.1 * linear.grads["weight"]
+    assert [*linear.grads] == ["weight", "bias"]
+
+
 class Residual(nn.Module):
     """A module of a user, with its gradients."""
 
@@ -368,6 +397,54 @@ class UserLayer(Residual):
         return super().vjp(src)
 
 
+class Reversed(nn.Module):
+    """Returns its input, and turns the gradient round."""
+
+    def forward(self, x):
+        return x
+
+    def vjp(self, x):
+        return x, lambda grad: (-grad,)
+
+
+class Twice(nn.LayerNorm):
+    """A layer of pyattn, extended."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+    def vjp(self, x):
+        y, backward = super().vjp(x)
+        return 2 * y, lambda grad: backward(2 * grad)
+
+
+class Frozen(nn.LayerNorm):
+    def vjp(self, x):
+        return self.forward(x), lambda grad: (np.zeros_like(grad),)
+
+
+class Wrong(Reversed):
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def vjp(self, x):
+        return x, lambda grad: self.result
+
+
+def test_what_users_define_counts_within_a_stack():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, dtype=F64, rng=0)
+    plain = nn.TransformerEncoder.from_layers([layer]).vjp(X)[1](X)[0]
+    assert_same_bits(nn.TransformerEncoder.from_layers([layer], Reversed()).vjp(X)[1](X)[0], -plain)
+    assert not nn.TransformerEncoder.from_layers([layer], Frozen(8, dtype=F64)).vjp(X)[1](X)[0].any()
+    check_by_differences(nn.TransformerEncoder.from_layers([layer], Twice(8, dtype=F64)), (X.copy(),), {})
+    check_by_differences(Twice(8, dtype=F64), (X.copy(),), {})
+    for result, error in ((X, TypeError), ((), TypeError), ((X[0],), ValueError)):
+        backward = nn.TransformerEncoder.from_layers([layer], Wrong(result)).vjp(X)[1]
+        with pytest.raises(error, match=r"Wrong\.vjp"):
+            backward(X)
+
+
 class UserNorm(nn.Module):
     def forward(self, x):
         return 3 * x
@@ -405,5 +482,11 @@ def test_refuses():
         backward((X, np.ones_like(weights)))
     with pytest.raises(NotImplementedError, match="derivative is unknown"):
         nn.FeedForward(8, 16, activation=np.tanh, dtype=F64).vjp(X)
+    with pytest.raises(TypeError, match="grad_output"):
+        nn.Linear(3, 2, dtype=F64).vjp(np.ones(3))[1](None)
+    with pytest.raises(ValueError, match="out is given"):
+        nn.RotaryEmbedding(8).vjp(np.ones((2, 8)), out=np.ones((2, 8)))
+    with pytest.raises(NotImplementedError, match="Forward defines forward alone"):
+        nn.TransformerEncoder.from_layers([Forward()]).vjp(X, checkpoint=True)
     with pytest.raises(AttributeError, match=r"module\.vjp"):
         linear.backward  # noqa: B018

@@ -101,7 +101,7 @@ def scaled_dot_product_attention(
 
 
 def is_operation(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether torch has to see a call as one operation: for gradients, to transform it, or to compile it."""
+    """Tell whether torch has to see a call as one operation: for gradients, for vmap, or to compile it."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:
