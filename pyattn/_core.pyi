@@ -131,6 +131,19 @@ def attention_backward(
     need: SupportsIndex,
     **options: Any,
 ) -> tuple[_Float | None, _Float | None, _Float | None, _Float | None, _Float | None, float | None]: ...
+def attention_jvp(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    output: npt.ArrayLike,
+    tangent_query: npt.ArrayLike | None,
+    tangent_key: npt.ArrayLike | None,
+    tangent_value: npt.ArrayLike | None,
+    score_weight: npt.ArrayLike | None,
+    lse: npt.ArrayLike,
+    tangent_attn_mask: npt.ArrayLike | None,
+    **options: Any,
+) -> _Float: ...
 def new_page(elements: int, dtype: np.dtype[Any], /) -> npt.NDArray[Any]: ...
 def append_to_pages(cache: CacheUse, key: npt.ArrayLike, value: npt.ArrayLike, layout: Layout) -> None: ...
 def as_array(x: object, name: str, /) -> npt.NDArray[Any]: ...

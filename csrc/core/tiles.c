@@ -39,7 +39,7 @@ void attn_layout_tiles(const attn_tile_plan *plan, char *memory, size_t *used, a
     w->plan = plan;
     w->scores = attn_next_part(memory, used, tile);
     w->no_scores = attn_next_part(memory, used, plan->unscaled ? tile : 0);
-    w->lowest = attn_next_part(memory, used, QUERIES * size);
+    w->zeros = attn_next_part(memory, used, QUERIES * size);
     w->part = attn_next_part(memory, used, sizeof *w->part);
     w->task.bias = attn_next_part(memory, used, tile);
     w->task.drop_mask = attn_next_part(memory, used, tile);
@@ -69,9 +69,9 @@ void attn_begin_tiles(attn_tile_walk *w, attn_job *job, int worker)
     w->task.job = job;
     w->task.worker = worker;
     memset(w->task.maximum, 0, row);
-    memset(w->lowest, 0, row);
+    memset(w->zeros, 0, row);
     memset(w->part, 0, sizeof *w->part);
-    w->part->chunk_state.maximum = w->lowest;
+    w->part->chunk_state.maximum = w->zeros;
     if (plan->plan.score->unscaled) /* whose padding is only read */
         memset(w->task.scaled_queries, 0, rows_bytes(plan, QUERIES));
     if (plan->unscaled) memset(w->no_scores, 0, ATTN_BLOCK_KEYS * row);

@@ -1,5 +1,5 @@
 /* Tiles of attention's scores, computed again from the logsumexp: what its gradients (backward.c) and its tangents
- * (tangent.c) share.
+ * (jvp.c) share.
  *
  * A tile is a block of keys and a block of ATTN_TILE_QUERIES queries, at every instruction-set level. It has key n of
  * query r at n * width + r. A block of queries is cut into parts of the kernels' width, which the score functions take.
@@ -43,7 +43,7 @@ typedef struct {
     ptrdiff_t head;
     void *scores;
     void *no_scores;  /* where all are 0 */
-    void *lowest;     /* (ATTN_TILE_QUERIES): zeros, from which maxima start that nothing reads */
+    void *zeros;      /* (ATTN_TILE_QUERIES); maxima start from them that nothing reads */
     attn_block *part; /* of a block of queries, for the score function */
 } attn_tile_walk;
 

@@ -165,6 +165,22 @@ ATTN_API attn_status attn_check_backward(const attn_backward_args *args, const a
 ATTN_API attn_status attn_attention_backward(const attn_backward_args *args, const attn_gradients *gradients,
                                              attn_error *error);
 
+/* Forward mode. The forward call had the arguments `attention`, without a cache, and gave output and lse; both are float64
+ * for float64, else float32, also where query is half. query, key, value and mask, which is float, are tangents with the
+ * shapes of the arguments; those left out are 0. */
+typedef struct {
+    attn_args attention;
+    attn_tensor output, lse;
+    attn_tensor query, key, value, mask;
+} attn_jvp_args;
+
+/* Checks every rule on the inputs; computes nothing. */
+ATTN_API attn_status attn_check_jvp(const attn_jvp_args *args, attn_error *error);
+
+/* Computes the tangent of output, of the same shape and dtype and with a contiguous last axis: bit-identical for any
+ * number of threads. A hidden pair adds nothing, even if it holds NaN. */
+ATTN_API attn_status attn_attention_jvp(const attn_jvp_args *args, attn_tensor tangent_output, attn_error *error);
+
 /* Writes the first count[b] rows of key and value (count == NULL: all) to positions first[b], first[b] + 1 ... of batch
  * entry b. key is (batches, kv_heads, new, head_dim), value (batches, kv_heads, new, v_dim), or in the other layout.
  * The pages must exist; cache->length is ignored. */

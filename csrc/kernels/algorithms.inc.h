@@ -18,6 +18,7 @@
 #include "softmax.inc.h"
 #include "softmax_backward.inc.h"
 #include "score_backward.inc.h"
+#include "score_tangent.inc.h"
 #include "decode.inc.h"
 #include "pack.inc.h"
 #include "value.inc.h"
@@ -57,6 +58,8 @@ static const attn_kernels K(kernels) = {
     .score_sums = K(score_sums),
     .difference_block = K(difference_block),
     .additive_backward = K(additive_backward),
+    .distance_tangent = K(distance_tangent_block),
+    .additive_tangent = K(additive_tangent_block),
     .value_block = K(value_block),
     .finite_values = K(finite_values),
     .decode_scores = K(decode_scores),

@@ -220,6 +220,15 @@ typedef struct {
     void (*additive_backward)(int queries, int keys, int vectors, const void *gradients, ptrdiff_t stride,
                               const void *query, const void *key, void *query_sum, void *key_sum, void *weight_sum);
 
+    /* Tangents of scores without masks, from those of queries (features, vectors * lanes) and keys (keys, stride): of
+     * factor * |query - key|^2 / 2, without weight, and of factor * weight . tanh(query + key). */
+    void (*distance_tangent)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *of_packed,
+                             const void *key, const void *of_key, ptrdiff_t stride, const void *weight, double factor,
+                             void *scores);
+    void (*additive_tangent)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *of_packed,
+                             const void *key, const void *of_key, ptrdiff_t stride, const void *weight, double factor,
+                             void *scores);
+
     /* out (rows, out_stride) = correction * out + weights . value, over vectors * lanes columns of value.
      * weight(i, j) = weights[i * row_stride + j * key_stride], which is 0 outside [first, last) of its row unless first
      * is NULL. `begins`: out held nothing before. value holds reals or, in the kernels of float, halves; so do the keys

@@ -175,9 +175,9 @@ int pyattn_interrupted(void);      /* handles signals if this is the main thread
 
 /* ops_*.c: the methods that module.c lists */
 extern PyMethodDef pyattn_activation_methods[], pyattn_attention_methods[], pyattn_attention_backward_methods[],
-    pyattn_cache_methods[], pyattn_topk_methods[], pyattn_dropout_methods[], pyattn_embedding_methods[],
-    pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[], pyattn_loss_methods[],
-    pyattn_multihead_methods[], pyattn_norm_methods[], pyattn_norm_backward_methods[], pyattn_optimizer_methods[],
-    pyattn_rotary_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
+    pyattn_attention_jvp_methods[], pyattn_cache_methods[], pyattn_topk_methods[], pyattn_dropout_methods[],
+    pyattn_embedding_methods[], pyattn_feed_forward_methods[], pyattn_layer_methods[], pyattn_linear_methods[],
+    pyattn_loss_methods[], pyattn_multihead_methods[], pyattn_norm_methods[], pyattn_norm_backward_methods[],
+    pyattn_optimizer_methods[], pyattn_rotary_methods[], pyattn_rows_methods[], pyattn_runtime_methods[];
 
 #endif

@@ -9,6 +9,7 @@ static int execute(PyObject *module)
         pyattn_activation_methods,         /* element-wise activations */
         pyattn_attention_methods,          /* attention */
         pyattn_attention_backward_methods, /* gradients of attention */
+        pyattn_attention_jvp_methods,      /* tangents of attention */
         pyattn_cache_methods,              /* KV cache pages */
         pyattn_topk_methods,               /* argmax and top-k */
         pyattn_dropout_methods,            /* dropout masks and rows */

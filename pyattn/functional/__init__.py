@@ -12,6 +12,7 @@ from pyattn.functional._activations import gelu, gelu_backward, silu, silu_backw
 from pyattn.functional._additive import additive_attention
 from pyattn.functional._attention import AttentionResult, attention, merge_states, scaled_dot_product_attention
 from pyattn.functional._attention_backward import AttentionGradients, attention_backward
+from pyattn.functional._attention_jvp import attention_jvp
 from pyattn.functional._dropout import dropout, dropout_keep_mask
 from pyattn.functional._embedding import embedding_backward
 from pyattn.functional._multihead import multi_head_attention_forward
@@ -33,6 +34,7 @@ __all__ = [
     "argmax",
     "attention",
     "attention_backward",
+    "attention_jvp",
     "dropout",
     "dropout_keep_mask",
     "embedding",

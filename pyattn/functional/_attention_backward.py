@@ -245,13 +245,28 @@ def attention_backward(
 
 def _check_seed(dropout_p: SupportsFloat, rng: RNG, keep_mask: npt.ArrayLike | None) -> None:
     """Refuse to draw other weights than the forward call dropped."""
-    if keep_mask is not None or as_number(dropout_p, "dropout_p") <= 0:
-        return
-    if isinstance(rng, bool) or not isinstance(rng, (int, np.integer, np.random.SeedSequence)):
+    if not drops_again(dropout_p, rng, keep_mask):
         raise ValueError(
             f"rng is {short_repr(rng)}, which would drop other weights than the forward call did; pass it the same int "
             "in both calls, or pass keep_mask=pyattn.functional.dropout_keep_mask(...) to both"
         )
+
+
+def drops_again(dropout_p: SupportsFloat, rng: RNG, keep_mask: npt.ArrayLike | None) -> bool:
+    """Tell whether a second call with these arguments drops the same weights."""
+    if keep_mask is not None or as_number(dropout_p, "dropout_p") <= 0:
+        return True
+    return not isinstance(rng, bool) and isinstance(rng, (int, np.integer, np.random.SeedSequence))
+
+
+def check_score(score: str, score_weight: object, is_used: bool = False) -> None:
+    """Refuse a weight, or its gradient, where the score has none, and a score without its weight."""
+    as_choice(score, "score", get_args(Score))
+    if score not in _WEIGHT and (score_weight is not None or is_used):
+        fix = "pass score='bilinear' or score='additive'"
+        raise ValueError(f"score={score!r} takes no score_weight, and has no gradient of one; {fix}")
+    if score in _WEIGHT and score_weight is None:
+        raise ValueError(f"score={score!r} needs score_weight, an array: {_WEIGHT[score]}")
 
 
 def _check_given(names: list[str], attn_mask: object, score: str, score_weight: object) -> None:
@@ -259,12 +274,7 @@ def _check_given(names: list[str], attn_mask: object, score: str, score_weight: 
     if "attn_mask" in names and (attn_mask is None or isinstance(attn_mask, Mask)):
         found = "was not given" if attn_mask is None else "is a mask object"
         raise ValueError(f"need names 'attn_mask', which {found}; a gradient needs an array of floats")
-    as_choice(score, "score", get_args(Score))
-    if score not in _WEIGHT and (score_weight is not None or "score_weight" in names):
-        fix = "pass score='bilinear' or score='additive'"
-        raise ValueError(f"score={score!r} takes no score_weight, and has no gradient of one; {fix}")
-    if score in _WEIGHT and score_weight is None:
-        raise ValueError(f"score={score!r} needs score_weight, an array: {_WEIGHT[score]}")
+    check_score(score, score_weight, "score_weight" in names)
 
 
 _WEIGHT = {"bilinear": "query's features, key's features", "additive": "query's features"}
