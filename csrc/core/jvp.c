@@ -7,8 +7,8 @@
  * dS is that of the dot product; a table, score_tangents, has those of the other scores. W (dS - c) V is not summed as
  * such, since c is known at the end alone: c O has the rounding errors of a sum as large as its largest dS.
  *
- * Weights are computed again, tile by tile (tiles.h). A task walks the keys for some blocks of queries of one batch entry
- * and head. A row's sums are in the order of its keys whatever the number of threads.
+ * Weights are computed again, tile by tile (tiles.h). A task walks the keys for some blocks of queries, of one batch
+ * entry and head. A row's sums are in the order of its keys whatever the number of threads.
  */
 #include "jvp.h"
 

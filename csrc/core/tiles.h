@@ -114,8 +114,8 @@ attn_score_epilogue attn_part_epilogue(const attn_tile_walk *w, const attn_tile_
 const void *attn_tile_drops(const attn_tile_walk *w, const attn_block *block, const attn_tile_place *at, double *kept);
 
 /* Adds to `sum` the products with those elements of an operand's rows that are not finite, which the kernels took as 0:
- * only visible pairs get them. Bit n of `bits` is row n. The rows are those of keys, from `source`, and the sums those of
- * queries; without a source it is the opposite. */
+ * only visible pairs get them. Bit n of `bits` is row n. The rows are those of keys, from `source`, and the sums those
+ * of queries; without a source it is the opposite. */
 void attn_add_nonfinite_rows(const attn_tile_walk *w, const attn_block *block, const attn_tile_place *at, uint64_t bits,
                              const attn_source *source, const attn_operand *operand, ptrdiff_t columns, double times,
                              const void *tile, void *sum, ptrdiff_t padded);

@@ -24,8 +24,8 @@ static inline vec K(additive_term)(vec acc, vec query, vec key, vec of_query, ve
                                const real *weight, real factor, real *scores)                                          \
     {                                                                                                                  \
         vec sum[R], acc[R];                                                                                            \
-        for (ptrdiff_t from = 0, to; from == 0 || from < features; from = to) {                                        \
-            to = features - from < ATTN_FOLD_FEATURES ? features : from + ATTN_FOLD_FEATURES;                          \
+        for (ptrdiff_t from = 0; from == 0 || from < features; from += ATTN_FOLD_FEATURES) {                           \
+            const ptrdiff_t to = features - from < ATTN_FOLD_FEATURES ? features : from + ATTN_FOLD_FEATURES;          \
             ATTN_UNROLL for (int r = 0; r < R; r++) acc[r] = V(splat)(0);                                              \
             for (ptrdiff_t d = from; d < to; d++) {                                                                    \
                 const vec q = V(load)(packed + d * width), of_q = V(load)(of_packed + d * width);                      \
@@ -47,14 +47,12 @@ static inline vec K(additive_term)(vec acc, vec query, vec key, vec of_query, ve
             const real *q = (const real *)packed + j * LANES, *of_q = (const real *)of_packed + j * LANES;             \
             real *out = (real *)scores + j * LANES;                                                                    \
             int n = 0;                                                                                                 \
-            for (; n + 4 <= keys; n += 4)                                                                              \
-                K(NAME)                                                                                                \
-                (4, features, q, of_q, width, (const real *)key + n * stride, (const real *)of_key + n * stride,       \
-                 stride, weight, (real)factor, out + n * width);                                                       \
-            for (; n < keys; n++)                                                                                      \
-                K(NAME)                                                                                                \
-                (1, features, q, of_q, width, (const real *)key + n * stride, (const real *)of_key + n * stride,       \
-                 stride, weight, (real)factor, out + n * width);                                                       \
+            for (; n + 4 <= keys; n += 4) K(NAME)                                                                      \
+            (4, features, q, of_q, width, (const real *)key + n * stride, (const real *)of_key + n * stride, stride,   \
+             weight, (real)factor, out + n * width);                                                                   \
+            for (; n < keys; n++) K(NAME)                                                                              \
+            (1, features, q, of_q, width, (const real *)key + n * stride, (const real *)of_key + n * stride, stride,   \
+             weight, (real)factor, out + n * width);                                                                   \
         }                                                                                                              \
     }
 

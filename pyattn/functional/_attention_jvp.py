@@ -134,7 +134,7 @@ def attention_jvp(
     >>> output, tangent = F.attention_jvp(x, x, x, tangent_query=np.ones((2, 3)))
     >>> step = 1e-6
     >>> slope = (F.attention(x + step * np.ones((2, 3)), x, x) - output) / step
-    >>> np.abs(slope - tangent).max() < 1e-6
+    >>> np.allclose(tangent, slope, atol=1e-6)
     True
     """
     if not drops_again(dropout_p, rng, keep_mask):
@@ -154,7 +154,6 @@ def attention_jvp(
     }
     stored = {name: _core.as_array(x, name) for name, x in given.items() if x is not None}
     check_same_half(stored.items())
-    arrays = _promoted({name: _core.as_real(x, name) for name, x in stored.items()})
     options: dict[str, Any] = {
         "attn_mask": attn_mask,
         "is_causal": is_causal,
@@ -170,17 +169,22 @@ def attention_jvp(
         "layout": layout,
         "num_threads": num_threads,
     }
-    inputs, weight = [arrays[name] for name in ("query", "key", "value")], arrays.get("score_weight")
-    tangents = [arrays.get(f"tangent_{name}") for name in ("query", "key", "value")]
-    output, lse = _core.attention(*inputs, score=score, score_weight=weight, need_lse=True, **options)
+    arrays: dict[str, Any] = dict.fromkeys(given) | _promoted(
+        {name: _core.as_real(x, name) for name, x in stored.items()}
+    )
+    dots, keys, values = arrays["query"], arrays["key"], arrays["value"]
+    of_dots, of_keys, of_values = arrays["tangent_query"], arrays["tangent_key"], arrays["tangent_value"]
+    weight = arrays["score_weight"]
+    output, lse = _core.attention(dots, keys, values, score=score, score_weight=weight, need_lse=True, **options)
     if score == "bilinear" and weight is not None:  # the products of keys with `query @ score_weight`
-        _check_tangent(tangents[0], inputs[0])
-        inputs[0] = _core.linear(inputs[0], weight.T, num_threads=num_threads)
-        if tangents[0] is not None:
-            tangents[0] = _core.linear(tangents[0], weight.T, num_threads=num_threads)
+        _check_tangent(of_dots, dots)
+        dots = _core.linear(dots, weight.T, num_threads=num_threads)
+        of_dots = None if of_dots is None else _core.linear(of_dots, weight.T, num_threads=num_threads)
         score, weight = "dot", None
         options["scale"] = 1.0 if scale is None else scale
-    tangent = _core.attention_jvp(*inputs, output, *tangents, weight, lse, tangent_attn_mask, score=score, **options)
+    tangent = _core.attention_jvp(
+        dots, keys, values, output, of_dots, of_keys, of_values, weight, lse, tangent_attn_mask, score=score, **options
+    )
     if all(is_half(x.dtype) for x in stored.values()):
         half = stored["query"].dtype.newbyteorder("=")
         return round_to(output, half), round_to(tangent, half)

@@ -24,6 +24,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "decode, one task": "attend(endless(1, 64), endless(1 << 33, 64))",
     "gradients": "differentiate(endless(1, 8, 20000, 64))",
     "gradients, of one head": "differentiate(endless(60000, 64))",
+    "tangents": "derive(endless(1, 8, 20000, 64))",
     "wide heads": "attend(endless(200, 30000), endless(200000, 30000))",
     "linear": "multiply(endless(1 << 17, 4096), endless(4096, 4096))",
     "linear, a deep (in, out)": "multiply(endless(384, 1 << 22), columns(128, 1 << 22))",
@@ -79,7 +80,7 @@ WHAT = LONG if EVERYTHING else ASKED
 COMMON = """
 import faulthandler, json, os, signal, sys, threading, time
 import numpy as np, pyattn
-from pyattn import functional
+from pyattn import _core, functional
 from support.helpers import assert_same_bits
 from pyattn import functional
 from pyattn import nn
@@ -122,6 +123,10 @@ def attend(query, key, **arguments):
 def differentiate(x):
     lse = np.full(x.shape[:-1], 60, "f4")
     return functional.attention_backward(x, x, x, x, x, lse, num_threads=threads)
+
+def derive(x):
+    lse = np.full(x.shape[:-1], 60, "f4")
+    return _core.attention_jvp(x, x, x, x, x, x, x, None, lse, None, num_threads=threads)
 
 def multiply(x, weight):
     return functional.linear(x, weight, num_threads=threads)

@@ -66,6 +66,13 @@ def differentiate(*arrays, dtype=np.float32, need=7, grad_lse=None, score_weight
     return _core.attention_backward(output, query, key, value, output, score_weight, lse, grad_lse, need, **options)
 
 
+def derive(*arrays, dtype=np.float32, score_weight=None, tangent_attn_mask=None, **options):
+    query, key, value = (x.astype(dtype) for x in (*arrays, *(Q, K, V)[len(arrays) :]))
+    output, lse = checked(query, key, value, need_lse=True, score_weight=score_weight, **options)
+    tangents = (query, None, value, score_weight, lse, tangent_attn_mask)
+    return _core.attention_jvp(query, key, value, output, *tangents, **options)
+
+
 def quietly(category, call):
     """A call that warns, without the warning."""
 
@@ -161,6 +168,26 @@ WORKING = {
     "attention_backward, additive": lambda: differentiate(score="additive", score_weight=K[::-1, 1][:4], need=55),
     "attention_backward, a scale of 0": lambda: differentiate(scale=0.0, need=39),
     "attention_backward, NaN": lambda: differentiate(Q * np.float32(np.nan), attn_mask=MASK),
+    "attention_jvp": lambda: derive(),
+    "attention_jvp, everything": lambda: derive(
+        *HEADS,
+        dtype=np.float64,
+        attn_mask=BIAS,
+        tangent_attn_mask=ZEROS_AND_ONES.tolist(),
+        dropout_p=0.5,
+        keep_mask=MASK[:, ::-1],
+        window=2,
+        align="upper_left",
+    ),
+    "attention_jvp, drawn": lambda: derive(dropout_p=0.5, rng=0),
+    "attention_jvp, lengths": lambda: derive(*BATCH, key_lengths=[3, 5], query_lengths=[2, 0], attn_mask=MASK),
+    "attention_jvp, threads": lambda: derive(*[WORTH_THREADS] * 3, num_threads=2),
+    "attention_jvp, coarse": lambda: derive(attn_mask=BIAS - np.float32(1e9)),
+    "attention_jvp, cosine": lambda: derive(score="cosine", attn_mask=BIAS, tangent_attn_mask=BIAS),
+    "attention_jvp, distance": lambda: derive(*BATCH, score="distance"),
+    "attention_jvp, additive": lambda: derive(score="additive", score_weight=K[::-1, 1][:4]),
+    "attention_jvp, NaN": lambda: derive(Q * np.float32(np.nan), attn_mask=MASK),
+    "attention_jvp, public": lambda: pyattn.functional.attention_jvp(Q, K, V, Q),
     "dropout": lambda: pyattn.functional.dropout(Q, rng=0),
     "dropout_keep_mask": lambda: pyattn.functional.dropout_keep_mask((2, 3, 5), 0.5, 0),
     "fill_keep_mask": lambda: _core.fill_keep_mask(MASK[None].copy(), 0.5, 1),

@@ -1,4 +1,4 @@
-"""Bounds of the errors of attention's gradients: each element's unit, in which its error is measured.
+"""Bounds of the errors of attention's gradients and tangents: each element's unit, in which its error is measured.
 
 A score has the error of its product, its mask and its logsumexp, A roundings: the relative error of its weight P. Then
 
@@ -16,6 +16,13 @@ A score has the error of its product, its mask and its logsumexp, A roundings: t
                                                 3 |score|: the rounding of a difference counts twice in its square
     additive    scale |w| (1 - tanh^2), with    FEW scale |w| |tanh|: it has the error of tanh, and of the rounded sum
                 the error of the rounded sum
+
+In forward mode the tangents dQ, dK, dV and dmask are given, M is the sum of the magnitudes of a dS, and
+
+    dS = scale (dQ K.T + Q dK.T) + dmask    FEW M
+    W dS                                    W (A |dS| + FEW M)
+    c = sum of P dS                         its sum over the row
+    (W dS) V + W dV - c O                   those two times |V| and |O|, A W |dV|, and |c| times the error of O
 
 Numbers below the smallest normal one count as 0, which is more than a rounding where all are that small.
 """
@@ -48,17 +55,7 @@ def units(torch, case, inputs, grad_output, score="dot", score_weight=None) -> d
     weights = [x.get("score_weight") for x in (leaves, magnitudes)]
     scores, sizes, products = SCORES[score](torch, scale, of_scale, signed, (query, key), weights)
     with torch.no_grad():
-        mask = inputs.arguments["attn_mask"]
-        mask = leaves.get("attn_mask", None if mask is None else torch_twin.tensor_of(torch, mask))
-        mask = torch_twin.joined_mask(torch, case, inputs.arguments, mask, signed[0])
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            scores, sizes = scores + mask, sizes + mask.abs().nan_to_num(posinf=0)
-        lse = scores.logsumexp(-1, keepdim=True)
-        weights = scores.softmax(-1).nan_to_num()  # NaN where a row sees nothing
-        flushed = SMALLEST[case.dtype] / EPSILON[case.dtype]
-        errors = FEW + torch.where(weights > 0, sizes.clamp(max=1e30), 0) + lse.abs().clamp(max=64)
+        weights, errors, flushed = _weights(torch, case, inputs, leaves.get("attn_mask"), signed[0], scores, sizes)
         output = weights @ signed[2]
         delta = (up * output).sum(-1, keepdim=True)
         of_delta = (up.abs() * ((weights * errors) @ signed[2].abs())).sum(-1, keepdim=True)
@@ -76,6 +73,61 @@ def units(torch, case, inputs, grad_output, score="dot", score_weight=None) -> d
         name: epsilon * (_across(x, leaves[name]) if score == "cosine" and name in names[:2] else x).numpy()
         for name, x in zip(magnitudes, found, strict=True)
     }
+
+
+def tangent_units(torch, case, inputs, tangents, score="dot", score_weight=None) -> np.ndarray:
+    """Return the unit of each element of torch_twin.tangent, in the case's layout."""
+    leaves = {name: leaf.detach() for name, leaf in torch_twin.leaves_of(torch, inputs, score_weight).items()}
+    names, scale = ("query", "key", "value"), torch_twin.scale_of(case, score)
+    query, key, value = _spread(torch, case, [leaves[name] for name in names])
+    moves = [torch.from_numpy(tangents[name]).double() for name in names]
+    of_query, of_key, of_value = _spread(torch, case, moves)
+    weight = leaves.get("score_weight")
+    scores, sizes = SCORES[score](
+        torch, scale, torch.ones(()), (query, key), _magnitudes_of(score, query, key), [weight] * 2
+    )[:2]
+
+    def scores_of(query, key):
+        return scale * torch_twin.scores_of(score, query, key, weight)
+
+    change = torch.func.jvp(scores_of, (query, key), (of_query, of_key))[1]
+    moved = TANGENTS[score](scale, query, key, of_query, of_key, weight)
+    weights, errors, flushed = _weights(torch, case, inputs, leaves.get("attn_mask"), query, scores, sizes)
+    if "attn_mask" in tangents:
+        of_mask = torch.from_numpy(tangents["attn_mask"]).double()
+        change, moved = change + of_mask, moved + of_mask.abs()
+    change = torch.where(weights > 0, change, 0)
+    of_weights = weights * errors + flushed
+    of_changes = weights * (errors * change.abs() + FEW * moved) + flushed * (1 + moved)
+    mean, output = (weights * change).sum(-1, keepdim=True), weights @ value
+    unit = of_changes @ value.abs() + of_changes.sum(-1, keepdim=True) * output.abs() + of_weights @ of_value.abs()
+    unit = EPSILON[case.dtype] * (unit + mean.abs() * (of_weights @ value.abs()))
+    return (unit.transpose(-3, -2) if case.layout == "bshd" else unit).numpy()
+
+
+def _spread(torch, case, arrays):
+    """Bring query, key and value to one shape of batch and heads."""
+    query, *others = torch_twin.spread(torch, case, arrays)
+    return query, *torch_twin.repeat_heads(case, *others)
+
+
+def _weights(torch, case, inputs, float_mask, query, scores, sizes):
+    """Return the weights, A, and what of a weight may have been flushed to 0."""
+    mask = inputs.arguments["attn_mask"]
+    mask = float_mask if float_mask is not None or mask is None else torch_twin.tensor_of(torch, mask)
+    mask = torch_twin.joined_mask(torch, case, inputs.arguments, mask, query)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores, sizes = scores + mask, sizes + mask.abs().nan_to_num(posinf=0)
+    lse = scores.logsumexp(-1, keepdim=True)
+    weights = scores.softmax(-1).nan_to_num()  # NaN where a row sees nothing
+    errors = FEW + torch.where(weights > 0, sizes.clamp(max=1e30), 0) + lse.abs().clamp(max=64)
+    return weights, errors, SMALLEST[case.dtype] / EPSILON[case.dtype]
+
+
+def _magnitudes_of(score, *arrays):
+    return [(_unit_vectors(x) if score == "cosine" else x).abs() for x in arrays]
 
 
 def _magnitudes(score, name, leaf):
@@ -132,6 +184,38 @@ def _additive(torch, scale, of_scale, signed, magnitudes, weights):
 
 SCORES = {"dot": _dot, "cosine": _cosine, "distance": _distance, "additive": _additive}
 PRODUCT_LIMIT = 32  # ATTN_PRODUCT_LIMIT
+
+
+# Each returns the sum of the magnitudes of a score's tangent.
+
+
+def _dot_tangent(scale, query, key, of_query, of_key, weight):
+    return abs(scale) * (of_query.abs() @ key.abs().mT + query.abs() @ of_key.abs().mT)
+
+
+def _cosine_tangent(scale, query, key, of_query, of_key, weight):
+    of_units = [_across(x.abs(), of) for x, of in ((of_query, query), (of_key, key))]
+    return _dot_tangent(scale, _unit_vectors(query), _unit_vectors(key), *of_units, weight)
+
+
+def _distance_tangent(scale, query, key, of_query, of_key, weight):
+    (query, key), (of_query, of_key) = _pairs((query, key)), _pairs((of_query, of_key))
+    return 2 * abs(scale) * ((query - key).abs() * (of_query - of_key).abs()).sum(-1)
+
+
+def _additive_tangent(scale, query, key, of_query, of_key, weight):
+    (query, key), (of_query, of_key) = _pairs((query, key)), _pairs((of_query, of_key))
+    x = query + key
+    slope = x.cosh() ** -2 * (1 + x.abs() * x.tanh().abs() / 2)
+    return abs(scale) * (weight.abs() * slope * (of_query + of_key).abs()).sum(-1)
+
+
+TANGENTS = {
+    "dot": _dot_tangent,
+    "cosine": _cosine_tangent,
+    "distance": _distance_tangent,
+    "additive": _additive_tangent,
+}
 
 
 def _pairs(arrays):

@@ -40,6 +40,12 @@ def differentiate_wrongly(grad_output=None, output=V[:3], weight=None, lse=LSE, 
     return _core.attention_backward(grad_output, Q, K, V, output, weight, lse, grad_lse, need, **options)
 
 
+def derive_wrongly(
+    output=V[:3], of_query=None, of_key=None, of_value=None, weight=None, lse=LSE, of_mask=None, **options
+):
+    return _core.attention_jvp(Q, K, V, output, of_query, of_key, of_value, weight, lse, of_mask, **options)
+
+
 MISTAKES = {
     "positional": lambda: checked(Q, K, V, None),
     "missing": lambda: checked(Q, K),
@@ -78,6 +84,15 @@ MISTAKES = {
     "gradients, a weight of another size": lambda: differentiate_wrongly(V[:3], weight=LSE, score="additive"),
     "gradients, a weight of text": lambda: differentiate_wrongly(V[:3], weight="a", score="additive"),
     "gradients, rng": lambda: differentiate_wrongly(V[:3], dropout_p=0.5, rng="a"),
+    "tangents, shape": lambda: derive_wrongly(of_query=K),
+    "tangents, of text": lambda: derive_wrongly(of_value="a"),
+    "tangents, output": lambda: derive_wrongly(output=Q),
+    "tangents, lse": lambda: derive_wrongly(lse=LSE[:2]),
+    "tangents, no lse": lambda: derive_wrongly(lse=None),
+    "tangents, of a bool mask": lambda: derive_wrongly(of_mask=LSE[:, None], attn_mask=MASK[:, :1]),
+    "tangents, of a mask of text": lambda: derive_wrongly(of_mask="a"),
+    "tangents, a weight missing": lambda: derive_wrongly(score="additive"),
+    "tangents, rng": lambda: derive_wrongly(dropout_p=0.5, rng="a"),
     "align": lambda: attend(align="left"),
     "layout": lambda: attend(layout=3),
     "empty_rows": lambda: attend(empty_rows=None),

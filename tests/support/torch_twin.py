@@ -35,6 +35,22 @@ def gradients(torch, case, inputs, grad_output, score="dot", score_weight=None) 
     return dict(zip(leaves, zeros, strict=True))
 
 
+def tangent(torch, case, inputs, tangents, score="dot", score_weight=None) -> np.ndarray:
+    """Return the output's tangent, from those of query, key, value and a float mask, by forward mode in float64."""
+    leaves = {name: leaf.detach() for name, leaf in leaves_of(torch, inputs, score_weight).items()}
+    mask = inputs.arguments["attn_mask"]
+    constant = None if mask is None else tensor_of(torch, mask)
+
+    def attention(*moving):
+        given = {**leaves, **dict(zip(tangents, moving, strict=True))}
+        arrays = [given[name] for name in ("query", "key", "value")]
+        mask, weight = given.get("attn_mask", constant), given.get("score_weight")
+        return _attend_by_formula(torch, case, inputs, arrays, mask, scale_of(case, score), score, weight)
+
+    directions = tuple(torch.from_numpy(x).double() for x in tangents.values())
+    return torch.func.jvp(attention, tuple(leaves[name] for name in tangents), directions)[1].numpy()
+
+
 def leaves_of(torch, inputs, score_weight=None) -> dict:
     """Return query, key, value, a float mask and score_weight in float64, of which gradients are wanted."""
     arrays = {**inputs._asdict(), "attn_mask": inputs.arguments["attn_mask"], "score_weight": score_weight}
@@ -80,6 +96,8 @@ def scale_of(case, score) -> float:
 
 def scores_of(score, query, key, weight):
     """Return the scores, before scale and mask; (..., L, S)."""
+    if score == "dot":
+        return query @ key.mT
     if score == "cosine":
         query, key = (x / x.norm(dim=-1, keepdim=True) for x in (query, key))
         return query @ key.mT
