@@ -91,10 +91,11 @@ attn_status attn_layout_embedding_backward(const attn_embedding_backward_args *a
         FAIL("the gradient of the weight has shape %s, expected (num_embeddings, %td)",
              attn_shape_text(grad_weight.ndim, grad_weight.shape), dim);
     if (grad_weight.dtype != attn_computed(upstream->dtype))
-        FAIL("the gradient of the weight must be %s", grad_weight.dtype == ATTN_F64 ? "float32" : "float64");
-    if (dim > 1 && grad_weight.strides[1] != attn_size_of_real(grad_weight.dtype))
-        FAIL("the gradient of the weight must have a contiguous last axis");
+        FAIL("the gradient of the weight must be %s",
+             attn_computed(upstream->dtype) == ATTN_F64 ? "float64" : "float32");
     const ptrdiff_t count = grad_weight.shape[0];
+    if (count > 0 && dim > 1 && grad_weight.strides[1] != attn_size_of_real(grad_weight.dtype))
+        FAIL("the gradient of the weight must have a contiguous last axis");
     if (args->has_padding && (args->padding_idx < 0 || args->padding_idx >= count))
         FAIL("padding_idx is %td, expected 0 <= padding_idx < %td", args->padding_idx, count);
     snprintf(reason, sizeof reason, "num_embeddings is %td", count);

@@ -2,7 +2,8 @@
  *
  * grad_weight and grad_bias are sums over all rows. Rows are cut into parts that depend on the sizes alone; each part
  * has sums of its own, which are added in order at the end. In a part, blocks of rows are summed first and added then,
- * so that no sum has more than some hundred terms in a row. The same bits come from any number of threads.
+ * so that a sum has at most rows / 4096 terms in a row, or some hundred. The bits do not depend on the number of
+ * threads.
  */
 #include <string.h>
 
@@ -11,7 +12,12 @@
 #include "norm.h"
 #include "stored.h"
 
-enum { MOST_PARTS = 64, BLOCK_ROWS = 64, PIECE_COLUMNS = 4096 };
+enum {
+    MOST_PARTS = 64,
+    LEAST_ROWS = 16, /* of a part, whose sums take as much memory as two rows */
+    BLOCK_ROWS = 64,
+    PIECE_COLUMNS = 4096
+};
 
 typedef struct {
     const attn_kernels *kernels;
@@ -96,8 +102,9 @@ static void add_columns(void *context, ptrdiff_t task, int worker, attn_job *job
 static attn_row_cut cut_rows(ptrdiff_t rows, ptrdiff_t columns, int sums)
 {
     const attn_row_cut cut = attn_cut_rows(rows, (size_t)columns);
-    if (!sums || cut.tasks <= MOST_PARTS) return cut;
-    const ptrdiff_t per_task = attn_ceil_div(rows, MOST_PARTS);
+    const ptrdiff_t least = attn_max(LEAST_ROWS, attn_ceil_div(rows, MOST_PARTS));
+    if (!sums || rows == 0 || attn_ceil_div(rows, cut.tasks) >= least) return cut;
+    const ptrdiff_t per_task = attn_min(least, rows);
     return (attn_row_cut){rows, per_task, attn_ceil_div(rows, per_task)};
 }
 

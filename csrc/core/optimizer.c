@@ -96,13 +96,10 @@ attn_status attn_sgd(const attn_sgd_args *args, attn_dtype dtype, ptrdiff_t n, v
 {
     const attn_status status = check_step(dtype, n, error);
     if (status != ATTN_OK) return status;
-    const attn_float_state before = attn_float_enter();
-    const double share = 1 - args->dampening;
-    attn_float_leave(before);
     const attn_sgd_step step = {.sign = args->maximize ? -1 : 1,
                                 .weight_decay = args->weight_decay,
                                 .momentum = args->momentum,
-                                .share = share,
+                                .dampening = args->dampening,
                                 .step_size = args->lr,
                                 .begins = args->begins,
                                 .nesterov = args->nesterov};

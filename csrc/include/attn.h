@@ -429,7 +429,7 @@ ATTN_API attn_status attn_activate(attn_dtype dtype, attn_activation activation,
  *
  * with target 1 for the class ids[row], else 0, or the probabilities of target. A row whose id is ignore_index has the
  * loss 0 and the gradient 0. The mean of the losses divides by the weights of their ids, or by the rows where target is
- * given. Zero-initialise what is left out. */
+ * given. Zero-initialise what is left out, but not ignore_index: -1 ignores no id. */
 typedef enum { ATTN_REDUCE_MEAN, ATTN_REDUCE_SUM, ATTN_REDUCE_NONE } attn_reduction;
 typedef struct {
     attn_tensor x;      /* (..., classes), with a contiguous last axis */

@@ -116,8 +116,8 @@ typedef struct {
 
 /* A step of SGD. */
 typedef struct {
-    double sign, weight_decay; /* as above */
-    double momentum, share;    /* of the buffer, and of the gradient in it */
+    double sign, weight_decay;  /* as above */
+    double momentum, dampening; /* factor of the buffer; what the gradient in it lacks */
     double step_size;
     int begins, nesterov; /* begins: the buffer held nothing before */
 } attn_sgd_step;
@@ -139,8 +139,8 @@ typedef struct {
 
 /* How keys or a weight are prefetched. */
 enum {
-    ATTN_FROM_MEMORY = 1,  /* they probably come from memory, not from a cache */
-    ATTN_TO_L1 = 2 /* into the L1 cache, not L2 */
+    ATTN_FROM_MEMORY = 1, /* they probably come from memory, not from a cache */
+    ATTN_TO_L1 = 2        /* into the L1 cache, not L2 */
 };
 
 typedef struct {
@@ -171,8 +171,8 @@ typedef struct {
 
     /* The same for additive scores, factor * weight . tanh(query + key). */
     void (*additive_block)(int vectors, int keys, ptrdiff_t features, const void *packed, const void *key,
-                           ptrdiff_t key_stride, const void *weight, double factor,
-                           const attn_score_epilogue *epilogue, void *scores, void *maximum);
+                           ptrdiff_t key_stride, const void *weight, double factor, const attn_score_epilogue *epilogue,
+                           void *scores, void *maximum);
 
     /* data (rows, dim), in and out: scales rows to norm 1, except rows of zeros. */
     void (*normalise_rows)(int rows, ptrdiff_t dim, ptrdiff_t stride, void *data);
@@ -246,8 +246,8 @@ typedef struct {
     /* The decode layout: queries (rows, head_dim), scores (rows, ATTN_BLOCK_KEYS), 1 <= rows <= ATTN_DECODE_ROWS.
      * `next` is the block to prefetch; `prefetch`: ATTN_FROM_MEMORY, ATTN_TO_L1. */
     void (*decode_scores)(attn_element element, int rows, int keys, ptrdiff_t head_dim, const void *queries,
-                          ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next,
-                          int prefetch, void *scores);
+                          ptrdiff_t query_stride, const void *key, ptrdiff_t key_stride, const void *next, int prefetch,
+                          void *scores);
     void (*decode_softmax)(int rows, int keys, const attn_score_epilogue *epilogue, void *scores, attn_state *state,
                            void *correction);
 

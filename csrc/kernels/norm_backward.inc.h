@@ -28,11 +28,13 @@ static void K(gradient_sums)(ptrdiff_t n, const real *x, const real *upstream, c
             part[c] = V(add)(part[c], g);
             product[c] = V(fma)(g, V(mul)(V(sub)(V(load)(x + at), mean), by), product[c]);
         }
-    for (int c = 0; i < n; c++, i += LANES) { /* past the end, g is 0 */
+    for (int c = 0; i < n; c++, i += LANES) { /* zeros past the end, whatever the mean */
+        real lanes[LANES];
         const int count = n - i < LANES ? (int)(n - i) : LANES;
         const vec g = K(upstream_part)(0, count, upstream + i, weight ? weight + i : NULL);
         part[c] = V(add)(part[c], g);
-        product[c] = V(fma)(g, V(mul)(V(sub)(V(load_first)(x + i, count), mean), by), product[c]);
+        V(store)(lanes, V(mul)(V(sub)(V(load_first)(x + i, count), mean), by));
+        product[c] = V(fma)(g, V(load_first)(lanes, count), product[c]);
     }
     sums[0] += K(add_parts)(part);
     sums[1] += K(add_parts)(product);
@@ -44,7 +46,7 @@ typedef struct {
 } K(row_gradient);
 
 ATTN_TEMPLATE void K(norm_backward_part)(const int whole, int count, const real *x, const real *upstream,
-                                         const real *weight, const K(row_gradient) *row, real *grad_x,
+                                         const real *weight, const K(row_gradient) * row, real *grad_x,
                                          real *grad_weight, real *grad_bias)
 {
     const vec up = K(load_part)(whole, count, upstream), g = K(upstream_part)(whole, count, upstream, weight);
@@ -67,15 +69,16 @@ static void K(norm_backward_row)(attn_norm_kind kind, ptrdiff_t n, const void *u
 
     /* Pass 1: sums */
     for (i = 0; i < n; i += K(row_block))
-        K(gradient_sums)(n - i < K(row_block) ? n - i : K(row_block), norm.x + i, up + i, w ? w + i : NULL, row.mean,
-                         row.by, sums);
+        K(gradient_sums)
+        (n - i < K(row_block) ? n - i : K(row_block), norm.x + i, up + i, w ? w + i : NULL, row.mean, row.by, sums);
     row.mean_g = V(splat)(kind == ATTN_NORM_KIND_LAYER ? sums[0] / (real)n : 0);
     row.minus_mean_gn = V(splat)(-(sums[1] / (real)n));
 
     /* Pass 2: results */
 #define PART(WHOLE, COUNT)                                                                                             \
-    K(norm_backward_part)(WHOLE, COUNT, norm.x + i, up + i, w ? w + i : NULL, &row, out + i,                           \
-                          of_weight ? of_weight + i : NULL, of_bias ? of_bias + i : NULL)
+    K(norm_backward_part)                                                                                              \
+    (WHOLE, COUNT, norm.x + i, up + i, w ? w + i : NULL, &row, out + i, of_weight ? of_weight + i : NULL,              \
+     of_bias ? of_bias + i : NULL)
     for (i = 0; i + LANES <= n; i += LANES) PART(1, LANES);
     if (i < n) PART(0, (int)(n - i));
 #undef PART

@@ -3,7 +3,7 @@
  *     Adam   g += weight_decay * p;  AdamW  p *= shrink
  *            mean = mean + (1 - beta1) (g - mean);  square = beta2 * square + (1 - beta2) g^2
  *            p -= step_size * mean / (sqrt(square) / second_scale + epsilon)      Kingma and Ba 2014
- *     SGD    g += weight_decay * p;  buffer = momentum * buffer + share * g;  p -= step_size * buffer
+ *     SGD    g += weight_decay * p;  buffer = momentum * buffer + (1 - dampening) * g;  p -= step_size * buffer
  *
  * The order of operations is that of torch's loop over tensors, without fused multiply-adds: every level has the same
  * bits, `scalar` too. A branch on an option costs nothing next to memory.
@@ -52,8 +52,7 @@ static void K(adam)(const attn_adam_step *step, ptrdiff_t n, void *parameter, co
     const real *g = gradient;
     real *p = parameter, *m = mean, *v = square, *most = max_square;
     ptrdiff_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        K(adam_part)(1, LANES, &own, p + i, g + i, m + i, v + i, most ? most + i : NULL);
+    for (; i + LANES <= n; i += LANES) K(adam_part)(1, LANES, &own, p + i, g + i, m + i, v + i, most ? most + i : NULL);
     if (i < n) K(adam_part)(0, (int)(n - i), &own, p + i, g + i, m + i, v + i, most ? most + i : NULL);
 }
 
@@ -66,7 +65,7 @@ ATTN_TEMPLATE void K(sgd_part)(const int whole, int count, const attn_sgd_step *
         vec buffer = g;
         if (!step->begins) {
             buffer = V(mul)(K(load_part)(whole, count, momentum), factor);
-            buffer = V(add)(buffer, V(mul)(g, V(splat)((real)step->share)));
+            buffer = V(add)(buffer, V(mul)(g, V(splat)((real)(1 - step->dampening))));
         }
         K(store_part)(whole, count, momentum, buffer);
         g = step->nesterov ? V(add)(g, V(mul)(buffer, factor)) : buffer;

@@ -156,3 +156,7 @@ X = np.ones((2, 3))
 def test_mistakes_are_named(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_a_table_without_rows():
+    assert pyattn.functional.embedding_backward(np.zeros((0, 3)), np.zeros(0, int), 0).shape == (0, 3)

@@ -268,3 +268,12 @@ X = np.ones((2, 3))
 def test_mistakes_are_named(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32])  # whose mean is exact
+def test_a_constant_huge_row_has_no_nan(n):
+    """A mean that overflows when it is multiplied with 1 / sqrt(eps) must not reach the lanes past the end of a row."""
+    x, grad = np.full((1, n), 2e36, np.float32), np.arange(n, dtype=np.float32)[None]
+    expected = (grad - grad.mean(dtype=np.float64)) / np.sqrt(1e-5)
+    found = pyattn.functional.layer_norm_backward(grad, x, n).x
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-3)
