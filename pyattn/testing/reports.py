@@ -18,7 +18,7 @@ class Stage(NamedTuple):
     Attributes
     ----------
     name : str
-        'query', 'key', 'value', 'scores', 'weights', 'lse', 'heads' or 'output'. Gradients begin with 'grad_', as
+        'query', 'key', 'value', 'scores', 'weights', 'lse', 'heads' or 'output'. Gradients begin with ``grad_``, as
         'grad_query', 'grad_attn_mask' or, of a parameter, 'grad_out_proj.weight'. 'grad_x' is that of one array that is
         query, key and value.
     shape, their_shape : tuple of int
