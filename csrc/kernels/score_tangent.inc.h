@@ -1,5 +1,5 @@
-/* Tangents of scores that are no products: sums over features of a slope times the tangents of a query and a key. All
- * is in score_block's layout; rows of keys, and of their tangents, have the same stride.
+/* Tangents of the scores distance and additive. A tangent is a sum over features: a slope times the tangents of a query
+ * and a key. Arrays have score_block's layout. Rows of keys and rows of their tangents have the same stride.
  */
 
 /* The change of a squared difference: 2 (query - key) * (their tangents' difference). */

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-import pyattn.functional as functional
 from pyattn._util.halves import as_float32
 from pyattn._util.typing import RNG, FloatArray, IntArray
 from pyattn.io.config import Config
@@ -148,7 +147,7 @@ class GPT2(CausalLM):
 
     def _embed_next(self, ids: IntArray, starts: IntArray, rng: RNG) -> FloatArray:
         rows = as_float32(rows_at(self.positions.weight, starts, ids.shape[1]))
-        return functional.embedding(ids, self.embedding.weight, residual=rows)
+        return self.embedding._look_up(ids, residual=rows)
 
 
 def plan_gpt2(config: Config) -> Plan:

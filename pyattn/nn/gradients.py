@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,6 @@ __all__ = [
     "sum_to",
 ]
 
-Array: TypeAlias = npt.NDArray[Any]
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 Step: TypeAlias = Callable[[FloatArray], Sequence[FloatArray | None]]
 
@@ -125,7 +125,8 @@ class Tape(Run):
         """Call a layer on a tape of its own, which with `checkpoint` is made on the way back."""
         tape, options = None, dict(kwargs)
         if self._checkpoint:
-            check_gradients(module)
+            if not is_recorded(module) and _has_general_vjp(module):
+                raise _without_gradients(module)  # now, and not on the way back
             if "rng" in inspect.signature(module.forward).parameters:
                 options["rng"] = as_generator(options.get("rng"))  # drawn from again on the way back
         sources = list({id(x): x for x in (*args, *options.values())}.values())
@@ -278,13 +279,7 @@ class Backward:
 
 def call_vjp(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: bool) -> tuple[Any, Backward]:
     """Call forward with a tape; the first argument says, as in a plain call, whether results are halves."""
-    name, forward = type(module).__name__, module.forward
-    if not is_recorded(module):  # called by super().vjp of a class that has both, or of one that has forward alone
-        found = (vars(cls).get("forward") for cls in type(module).__mro__)
-        inherited = next((one for one in found if getattr(one, "_is_recorded", False)), None)
-        if inherited is None or _has_general_vjp(module):
-            check_gradients(module)
-        forward = inherited.__get__(module)  # type: ignore[union-attr]
+    name, forward = type(module).__name__, _forward_of(module)
     bound = inspect.signature(forward).bind(*args, **kwargs)
     inputs: dict[str, Any] = {}
     dtypes: dict[str, np.dtype[Any]] = {}
@@ -332,14 +327,24 @@ def _has_general_vjp(module: Any) -> bool:
     return getattr(type(module).vjp, "_is_general", False)
 
 
-def check_gradients(module: Any) -> None:
-    """Refuse a module without gradients."""
-    if not is_recorded(module) and _has_general_vjp(module):
-        raise NotImplementedError(
-            f"{type(module).__name__} defines forward alone; for gradients, define vjp, which takes forward's "
-            "arguments and returns its output and a function: from the gradient of the output to a tuple, one gradient "
-            "for each argument"
-        )
+def _forward_of(module: Any) -> Callable[..., Any]:
+    """Return the forward to record: the module's, or for a vjp that calls super().vjp the one of a class above."""
+    if is_recorded(module):
+        return module.forward  # type: ignore[no-any-return]
+    if not _has_general_vjp(module):
+        for cls in type(module).__mro__:
+            forward: Any = vars(cls).get("forward")
+            if getattr(forward, "_is_recorded", False):
+                return functools.partial(forward, module)
+    raise _without_gradients(module)
+
+
+def _without_gradients(module: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"{type(module).__name__} defines forward alone; for gradients, define vjp, which takes forward's arguments "
+        "and returns its output and a function: from the gradient of the output to a tuple, one gradient for each "
+        "argument"
+    )
 
 
 # Gradients of parameters

@@ -361,6 +361,16 @@ class Residual(nn.Module):
         return x + y, lambda grad: (grad + backward(grad)[0],)
 
 
+class CallsNothing(nn.Module):
+    """A vjp that hands on to a class that has none."""
+
+    def forward(self, x):
+        return x
+
+    def vjp(self, x):
+        return super().vjp(x)
+
+
 class Forward(nn.Module):
     def forward(self, x):
         return 2 * x
@@ -372,8 +382,9 @@ def test_modules_of_users():
     np.testing.assert_allclose(backward(X)[0], X + X @ check_by_differences_of_users.linear.weight, rtol=1e-13)
     assert [*check_by_differences_of_users.grads] == ["linear.weight", "linear.bias"]
     assert_same_bits(y, check_by_differences_of_users(X))
-    with pytest.raises(NotImplementedError, match="Forward defines forward alone"):
-        Forward().vjp(X)
+    for module in (Forward(), CallsNothing()):
+        with pytest.raises(NotImplementedError, match=f"{type(module).__name__} defines forward alone"):
+            module.vjp(X)
 
 
 def test_modules_of_users_within_a_stack():

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-import pyattn.functional as functional
 from pyattn._util.arguments import as_flag
 from pyattn._util.halves import as_float32, compute_dtype
 from pyattn._util.ids import as_ids, read_lengths
@@ -248,7 +247,7 @@ def embed_next(
     if type(embedding) is Embedding and type(positions) is PositionalEncoding:
         table = positions.rows(positions.max_length, 0, compute_dtype(embedding.weight.dtype))
         found = as_float32(rows_at(table, starts, rows.shape[1]))
-        x = functional.embedding(rows, embedding.weight, scale=math.sqrt(d_model), residual=found)
+        x = embedding._look_up(rows, math.sqrt(d_model), found)
         x = drop(x, positions.dropout if positions.training else 0.0, rng)
         return x if batch_first else x.swapaxes(0, 1)
     sizes: dict[str, Any] = {"d_model": d_model, "batch_first": batch_first, "rng": rng}
