@@ -134,9 +134,10 @@ static int refuse_foreign(PyObject *object, const char *name)
         const int needs = PyObject_IsTrue(attribute);
         Py_DECREF(attribute);
         if (needs > 0)
-            PyErr_Format(PyExc_TypeError,
-                         "%s is a tensor that requires grad; pass %s.detach(), or use pyattn.interop.torch, which has gradients",
-                         name, name);
+            PyErr_Format(
+                PyExc_TypeError,
+                "%s is a tensor that requires grad; pass %s.detach(), or use pyattn.interop.torch, which has gradients",
+                name, name);
         if (needs != 0) return -1;
     }
     attribute = optional_attribute(object, "layout");
@@ -182,10 +183,12 @@ static PyObject *from_dlpack(PyObject *object, const char *name)
     return array;
 }
 
+static int is_exact_number(PyObject *object) { return PyFloat_CheckExact(object) || PyLong_CheckExact(object); }
+
 /* 1 for a tensor of torch's bfloat16, or a list that holds one; -1 on error. */
 static int holds_bfloat16_tensor(PyObject *object, int depth)
 {
-    if (PyFloat_CheckExact(object) || PyLong_CheckExact(object) || PyArray_Check(object)) return 0;
+    if (is_exact_number(object) || PyArray_Check(object)) return 0;
     if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
         int holds = 0;
         for (Py_ssize_t n = 0; depth < NPY_MAXDIMS && holds == 0 && n < PySequence_Fast_GET_SIZE(object); n++) {
@@ -287,16 +290,33 @@ static PyArrayObject *from_any(PyObject *object, const char *name, PyObject *(*r
     return (PyArrayObject *)array;
 }
 
+/* A list of objects as a list of its own, at any depth. NumPy borrows the items of a list, and crashes when the
+ * `__array__` of one changes the list. Plain numbers run no Python code: a list of them stays. New reference. */
+static PyObject *unshared(PyObject *object, int depth)
+{
+    Py_ssize_t n = 0;
+    if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return Py_NewRef(object);
+    while (n < PySequence_Fast_GET_SIZE(object) && is_exact_number(PySequence_Fast_GET_ITEM(object, n))) n++;
+    if (n == PySequence_Fast_GET_SIZE(object) || depth == NPY_MAXDIMS) return Py_NewRef(object);
+    PyObject *list = PySequence_List(object);
+    for (n = 0; list != NULL && n < PyList_GET_SIZE(list); n++) {
+        PyObject *item = unshared(PyList_GET_ITEM(list, n), depth + 1);
+        if (item == NULL || PyList_SetItem(list, n, item) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *from_numpy(PyObject *object, const char *name)
 {
     (void)name;
-    return PyArray_FROM_O(object);
+    PyObject *own = unshared(object, 0), *array = own ? PyArray_FROM_O(own) : NULL;
+    Py_XDECREF(own);
+    return array;
 }
 
 static PyArrayObject *from_foreign(PyObject *object, const char *name)
 {
-    const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || PyFloat_CheckExact(object) ||
-                      PyLong_CheckExact(object);
+    const int plain = PyList_CheckExact(object) || PyTuple_CheckExact(object) || is_exact_number(object);
     Py_ssize_t place[NPY_MAXDIMS];
     if (refuse_other_items(object, name, place, 0) < 0) return NULL;
     if (!plain && refuse_foreign(object, name) < 0) return NULL;

@@ -148,3 +148,21 @@ thread.join()
 
 def test_a_mask_that_another_thread_reshapes_is_no_crash():
     run_python(RESHAPING.replace("ROUNDS", "300" if SANITIZED else "3000"), options=("-W", "ignore"))
+
+
+EMPTIED = """
+import numpy as np, pyattn
+
+class Emptying:
+    def __array__(self, dtype=None, copy=None):
+        rows.clear()
+        return np.ones(4)
+
+rows = [Emptying() for _ in range(50)]
+print(pyattn.nn.losses.mse_loss(rows, np.zeros((50, 4)))[0])
+"""
+
+
+def test_a_list_that_its_own_items_empty_is_read_as_it_was():
+    """NumPy itself borrows the items of a list, and crashes."""
+    assert run_python(EMPTIED, PYTHONMALLOC="debug").stdout == "1.0\n"
