@@ -25,7 +25,7 @@
 #include "stored.h"
 
 enum {
-    MOST_BLOCKS = 8,           /* per chunk */
+    MOST_BLOCKS = 16,          /* per chunk */
     CHUNK_BYTES = 1 << 22,     /* packed rows of a chunk, about */
     TASKS_PER_WORKER = 8,      /* so that no worker waits long for the last one */
     NEAR_BYTES = 1 << 18,      /* packed rows that may be read again and again */
