@@ -100,31 +100,21 @@ static char *real_at(const backward_plan *plan, void *reals, ptrdiff_t n)
 /* Rows --------------------------------------------------------------------------------------------------------------
  */
 
-/* The products of two rows of reals, in four sums. */
-static double dot(const void *a, const void *b, ptrdiff_t n, int size)
-{
-    double sum[4] = {0};
-    if (size == 4)
-        for (ptrdiff_t d = 0; d < n; d++) sum[d % 4] += (double)((const float *)a)[d] * (double)((const float *)b)[d];
-    else
-        for (ptrdiff_t d = 0; d < n; d++) sum[d % 4] += ((const double *)a)[d] * ((const double *)b)[d];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
 /* Sets delta of a block's rows, which needs room for a block of outputs. */
 static void begin_rows(const walk *w, const query_block *q, void *output)
 {
     const backward_plan *plan = w->plan;
     const attn_backward_problem *b = plan->problem;
     const attn_block *block = &q->tile.block;
+    const attn_kernels *k = plan->tile.plan.kernels;
     const ptrdiff_t columns = plan->tile.v_columns;
-    const int size = plan->tile.plan.kernels->size;
+    const int size = k->size;
     void *grad_lse[ATTN_MAX_WIDTH];
     if (b->grad_lse.data) attn_row_addresses(&w->tile.task, &b->grad_lse, block, grad_lse);
     attn_load_tile_rows(&w->tile, &b->output, block, b->forward.v_dim, columns, output);
     for (int r = 0; r < block->rows; r++) {
-        const double total =
-            dot(real_at(plan, output, r * columns), real_at(plan, q->upstream, r * columns), columns, size);
+        const double total = k->sum_products(b->forward.v_dim, real_at(plan, output, r * columns),
+                                             real_at(plan, q->upstream, r * columns));
         attn_put_real(q->delta, r, size, b->grad_lse.data ? total - attn_real_at(grad_lse[r], 0, size) : total);
     }
 }

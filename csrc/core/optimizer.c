@@ -122,7 +122,8 @@ static void sum_part(void *context, ptrdiff_t task, int worker, attn_job *job)
     const squares_job *s = context;
     const ptrdiff_t from = task * SQUARES;
     if (attn_should_stop(job, worker)) return;
-    s->sums[task] = s->kernels->sum_squares(attn_min(SQUARES, s->n - from), s->x + from * s->kernels->size);
+    const char *x = s->x + from * s->kernels->size;
+    s->sums[task] = s->kernels->sum_products(attn_min(SQUARES, s->n - from), x, x);
 }
 
 attn_status attn_sum_squares(attn_dtype dtype, ptrdiff_t n, const void *x, double *sum, int num_threads,

@@ -30,7 +30,7 @@
 #include "linear.inc.h"
 #include "rotary.inc.h"
 #include "cross_entropy.inc.h"
-#include "sum_squares.inc.h"
+#include "sum_products.inc.h"
 #include "optimizer.inc.h"
 #include "topk.inc.h"
 #include "measure.inc.h"
@@ -86,7 +86,7 @@ static const attn_kernels K(kernels) = {
     .rotary_rows = K(rotary_rows),
     .softmax_row = K(softmax_row),
     .cross_entropy_row = K(cross_entropy_row),
-    .sum_squares = K(sum_squares),
+    .sum_products = K(sum_products),
     .adam = K(adam),
     .sgd = K(sgd),
     .softmax_row_backward = K(softmax_row_backward),

@@ -341,8 +341,8 @@ typedef struct {
     /* The cross entropy of softmax(x), n contiguous elements, with a target, and its gradient, which may be x. */
     double (*cross_entropy_row)(const attn_target_row *target, ptrdiff_t n, const void *x, void *gradient);
 
-    /* The sum of n squares, in double. */
-    double (*sum_squares)(ptrdiff_t n, const void *x);
+    /* The sum of n products, in double. */
+    double (*sum_products)(ptrdiff_t n, const void *x, const void *y);
 
     /* A step of an optimiser for n contiguous elements. max_square, AMSGrad's, and SGD's momentum may be NULL. */
     void (*adam)(const attn_adam_step *step, ptrdiff_t n, void *parameter, const void *gradient, void *mean,
