@@ -149,7 +149,7 @@ static attn_status check_ids(const attn_cross_entropy_args *args, ptrdiff_t rows
 static attn_status check(const attn_cross_entropy_args *args, const attn_tensor *losses, const attn_tensor *gradient,
                          attn_error *error)
 {
-    const attn_tensor *x = &args->x, *weight = &args->weight;
+    const attn_tensor *x = &args->x;
     const attn_dtype computed = attn_computed(x->dtype);
     attn_status status;
     if (x->ndim < 1 || x->ndim > ATTN_MAX_AXES) FAIL("x has %d axes, expected (..., classes)", x->ndim);
@@ -162,14 +162,7 @@ static attn_status check(const attn_cross_entropy_args *args, const attn_tensor 
     if (losses->data &&
         (status = check_per_row("losses", losses, x, computed, "float32, or float64 where x does", error)) != ATTN_OK)
         return status;
-    if (weight->data) {
-        if (weight->ndim != 1 || weight->shape[0] != attn_last_size(x))
-            FAIL("weight has shape %s, expected (%td,): one factor for each class",
-                 attn_shape_text(weight->ndim, weight->shape), attn_last_size(x));
-        if (!attn_go_together(weight->dtype, x->dtype)) FAIL("weight has another dtype than x");
-        if (weight->shape[0] > 1 && weight->strides[0] != attn_size_of_real(weight->dtype))
-            FAIL("weight must be contiguous");
-    }
+    if (args->weight.data && (status = attn_check_vector("weight", &args->weight, x, error)) != ATTN_OK) return status;
     if (!(args->label_smoothing >= 0 && args->label_smoothing <= 1))
         FAIL("label_smoothing is %g, expected 0 <= label_smoothing <= 1", args->label_smoothing);
     if ((args->ids.data == NULL) == (args->target.data == NULL)) FAIL("either ids or target must be given");

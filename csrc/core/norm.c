@@ -96,18 +96,6 @@ attn_status attn_normalize_rows(const attn_normalization *norm, int num_threads,
 
 /* Rules ------------------------------------------------------------------------------------------------------------ */
 
-static attn_status check_factor(const char *name, const attn_tensor *factor, const attn_tensor *x, attn_error *error)
-{
-    if (factor->data == NULL) return ATTN_OK;
-    if (factor->ndim != 1 || factor->shape[0] != attn_last_size(x))
-        FAIL("%s has shape %s, expected (%td,): x has shape %s", name, attn_shape_text(factor->ndim, factor->shape),
-             attn_last_size(x), attn_shape_text(x->ndim, x->shape));
-    if (!attn_go_together(factor->dtype, x->dtype)) FAIL("%s has another dtype than x", name);
-    if (factor->shape[0] > 1 && factor->strides[0] != attn_size_of_real(factor->dtype))
-        FAIL("%s must be contiguous", name);
-    return ATTN_OK;
-}
-
 attn_status attn_check_norm(const attn_norm_args *args, attn_error *error)
 {
     const attn_tensor *x = &args->x;
@@ -120,8 +108,8 @@ attn_status attn_check_norm(const attn_norm_args *args, attn_error *error)
     if (args->residual.data &&
         (status = attn_check_rows("residual", &args->residual, x, attn_last_size(x), error)) != ATTN_OK)
         return status;
-    if ((status = check_factor("weight", &args->weight, x, error)) != ATTN_OK) return status;
-    if ((status = check_factor("bias", &args->bias, x, error)) != ATTN_OK) return status;
+    if (args->weight.data && (status = attn_check_vector("weight", &args->weight, x, error)) != ATTN_OK) return status;
+    if (args->bias.data && (status = attn_check_vector("bias", &args->bias, x, error)) != ATTN_OK) return status;
     if (!(args->epsilon >= 0) || isinf(args->epsilon)) FAIL("eps is %g, expected 0 or more", args->epsilon);
     return ATTN_OK;
 }

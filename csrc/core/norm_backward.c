@@ -157,16 +157,11 @@ attn_status attn_check_norm_backward(const attn_norm_backward_args *args, attn_e
 static attn_status check_sum(const char *name, const attn_tensor *sum, const attn_tensor *x, void **to,
                              attn_error *error)
 {
-    const ptrdiff_t columns = attn_last_size(x);
     *to = sum->data;
     if (sum->data == NULL) return ATTN_OK;
-    if (sum->ndim != 1 || sum->shape[0] != columns)
-        FAIL("the gradient of %s has shape %s, expected (%td,)", name, attn_shape_text(sum->ndim, sum->shape), columns);
     if (sum->dtype != attn_computed(x->dtype))
-        FAIL("the gradient of %s must be %s", name, attn_computed(x->dtype) == ATTN_F64 ? "float64" : "float32");
-    if (columns > 1 && sum->strides[0] != attn_size_of_real(sum->dtype))
-        FAIL("the gradient of %s must be contiguous", name);
-    return ATTN_OK;
+        FAIL("%s must be %s", name, attn_computed(x->dtype) == ATTN_F64 ? "float64" : "float32");
+    return attn_check_vector(name, sum, x, error);
 }
 
 attn_status attn_layout_norm_backward(const attn_norm_backward_args *args, const attn_norm_gradients *gradients,
@@ -177,8 +172,10 @@ attn_status attn_layout_norm_backward(const attn_norm_backward_args *args, const
     if (status == ATTN_OK) status = attn_check_rows("the gradient of x", &gradients->x, x, attn_last_size(x), error);
     if (status != ATTN_OK) return status;
     if (gradients->x.dtype != x->dtype) FAIL("the gradient of x has another dtype than x");
-    if ((status = check_sum("weight", &gradients->weight, x, &norm->grad_weight, error)) != ATTN_OK) return status;
-    if ((status = check_sum("bias", &gradients->bias, x, &norm->grad_bias, error)) != ATTN_OK) return status;
+    if ((status = check_sum("the gradient of weight", &gradients->weight, x, &norm->grad_weight, error)) != ATTN_OK)
+        return status;
+    if ((status = check_sum("the gradient of bias", &gradients->bias, x, &norm->grad_bias, error)) != ATTN_OK)
+        return status;
 
     norm->kind = args->kind;
     norm->rows = attn_count_rows(x, attn_last_size(x));

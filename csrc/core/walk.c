@@ -64,3 +64,14 @@ attn_status attn_check_rows(const char *name, const attn_tensor *tensor, const a
         FAIL("%s must have a contiguous last axis", name);
     return ATTN_OK;
 }
+
+attn_status attn_check_vector(const char *name, const attn_tensor *vector, const attn_tensor *x, attn_error *error)
+{
+    const ptrdiff_t size = attn_last_size(x);
+    if (vector->ndim != 1 || vector->shape[0] != size)
+        FAIL("%s has shape %s, expected (%td,): x has shape %s", name, attn_shape_text(vector->ndim, vector->shape),
+             size, attn_shape_text(x->ndim, x->shape));
+    if (!attn_go_together(vector->dtype, x->dtype)) FAIL("%s has another dtype than x", name);
+    if (size > 1 && vector->strides[0] != attn_size_of_real(vector->dtype)) FAIL("%s must be contiguous", name);
+    return ATTN_OK;
+}

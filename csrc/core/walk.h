@@ -54,6 +54,9 @@ ptrdiff_t attn_count_rows(const attn_tensor *tensor, ptrdiff_t columns);
 attn_status attn_check_rows(const char *name, const attn_tensor *tensor, const attn_tensor *x, ptrdiff_t columns,
                             attn_error *error);
 
+/* Checks that a vector is contiguous, as long as x's last axis, and has a dtype that goes with x's. */
+attn_status attn_check_vector(const char *name, const attn_tensor *vector, const attn_tensor *x, attn_error *error);
+
 /* The address of row n. */
 static inline char *attn_row_at(const attn_tensor *rows, ptrdiff_t n)
 {

@@ -89,23 +89,19 @@ static PyObject *activate_backward(PyObject *self, PyObject *const *args, Py_ssi
     (void)self;
     if (pyattn_parse(&signature, args, nargs, kwnames, values) < 0) return NULL;
     if (pyattn_activation(values[ACTIVATION], &activation) < 0) return NULL;
-    PyArrayObject *const x = (PyArrayObject *)values[X], *const gate = pyattn_given(values[GATE])
-                                                                           ? (PyArrayObject *)values[GATE]
-                                                                           : NULL;
+    PyArrayObject *const x = (PyArrayObject *)values[X];
+    PyArrayObject *const gate = pyattn_given(values[GATE]) ? (PyArrayObject *)values[GATE] : NULL;
     if (check_like(values[X], "x", x) < 0 || check_like(values[GRAD_OUTPUT], "grad_output", x) < 0) return NULL;
     if (gate != NULL && check_like(values[GATE], "gate", x) < 0) return NULL;
 
     const ptrdiff_t *const shape = (const ptrdiff_t *)PyArray_DIMS(x);
-    PyArrayObject *const grad_x = pyattn_new_like(PyArray_NDIM(x), shape, x), *const grad_gate =
-                                                                                  grad_x && gate
-                                                                                      ? pyattn_new_like(PyArray_NDIM(x),
-                                                                                                        shape, x)
-                                                                                      : NULL;
+    PyArrayObject *const grad_x = pyattn_new_like(PyArray_NDIM(x), shape, x);
+    PyArrayObject *const grad_gate = grad_x && gate ? pyattn_new_like(PyArray_NDIM(x), shape, x) : NULL;
     if (grad_x == NULL || (gate != NULL && grad_gate == NULL)) goto done;
     const int dtype = pyattn_stored_dtype(x);
     const npy_intp n = PyArray_SIZE(x);
-    const void *const upstream = PyArray_DATA((PyArrayObject *)values[GRAD_OUTPUT]), *const from = PyArray_DATA(x),
-                      *const factor = gate ? PyArray_DATA(gate) : NULL;
+    const void *const upstream = PyArray_DATA((PyArrayObject *)values[GRAD_OUTPUT]), *const from = PyArray_DATA(x);
+    const void *const factor = gate ? PyArray_DATA(gate) : NULL;
     void *const to = PyArray_DATA(grad_x), *const to_gate = gate ? PyArray_DATA(grad_gate) : NULL;
     PYATTN_RUN(status, 1, attn_activate_backward(dtype, activation, n, upstream, from, factor, to, to_gate, 0, &error));
     if (status != ATTN_OK)

@@ -335,9 +335,15 @@ def embedding_shapes(words: int, positions: int, types: int, dim: int, word_dim:
     return shapes | ({f"{TYPES}.weight": (types, dim)} if types else {}) | parameter_shapes(NORM, dim)
 
 
-def embedding_tables(arrays: Arrays) -> tuple[Embedding, Embedding, Embedding | None]:
-    """Make the tables of words, positions and token types; the last is None for a family without types."""
-    words, positions = (Embedding.from_pretrained(arrays[f"{name}.weight"]) for name in (WORDS, POSITIONS))
+def embedding_tables(
+    arrays: Arrays, word_padding: int | None, position_padding: int | None = None
+) -> tuple[Embedding, Embedding, Embedding | None]:
+    """Make the tables of words, positions and token types; the last is None for a family without types.
+
+    The vectors of padding get no gradient.
+    """
+    words = Embedding.from_pretrained(arrays[f"{WORDS}.weight"], word_padding)
+    positions = Embedding.from_pretrained(arrays[f"{POSITIONS}.weight"], position_padding)
     types = arrays.get(f"{TYPES}.weight")
     return words, positions, None if types is None else Embedding.from_pretrained(types)
 
@@ -457,11 +463,12 @@ def _plan(
     for layer in names:
         shapes |= layer_shapes(layer, dim, sizes.hidden)
     pooling = parameter_shapes(pooler, dim, dim) if pooler else {}
+    word_padding = config.padding(sizes.words, 0) if padding_idx is None else padding_idx
 
     def build(arrays: Arrays) -> Bert:
         norm = make_layer_norm(arrays, NORM, eps)
         projection = make_linear(arrays, ALBERT_PROJECTION) if word_dim else None
-        embeddings = Embeddings(*embedding_tables(arrays), norm, padding_idx, projection)
+        embeddings = Embeddings(*embedding_tables(arrays, word_padding, padding_idx), norm, padding_idx, projection)
         layers = [make_layer(arrays, layer, sizes.heads, sizes.activation, eps) for layer in names]
         first = Pooler(make_linear(arrays, str(pooler))) if f"{pooler}.weight" in arrays else None
         return Bert(embeddings, layers if order is None else [layers[n] for n in order], first, config.values)

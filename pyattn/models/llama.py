@@ -183,11 +183,12 @@ def _plan(config: Config, window: int | None) -> Plan:
     shapes |= parameter_shapes(NORM, sizes.dim, bias=False)
     for n in range(layers):
         shapes |= _layer_shapes(f"layers.{n}.", sizes)
+    padding_idx = config.padding(words)
 
     def build(arrays: Arrays) -> Llama:
         blocks = [_make_layer(arrays, f"layers.{n}.", sizes) for n in range(layers)]
         decoder = TransformerEncoder.from_layers(blocks, _make_norm(arrays, NORM, sizes.eps))
-        embedding = Embedding.from_pretrained(arrays[WORDS])
+        embedding = Embedding.from_pretrained(arrays[WORDS], padding_idx)
         return Llama(embedding, decoder, make_head(arrays), window, config.values)
 
     return Plan(shapes, build, "model.", embedding=WORDS, tied=config.flag("tie_word_embeddings", False))

@@ -222,10 +222,11 @@ def plan_mobilebert(config: Config) -> Plan:
         shapes |= _layer_shapes(f"encoder.layer.{n}.", sizes)
     dense = config.flag("classifier_activation", True)
     pooling = parameter_shapes(POOLER, sizes.dim, sizes.dim) if dense else {}
+    padding_idx = config.padding(counts[0], 0)
 
     def build(arrays: Arrays) -> Bert:
         kind = MixedEmbeddings if mixed else Embeddings
-        embeddings = kind(*embedding_tables(arrays), _make_norm(arrays, NORM, sizes, TORCH_EPS))
+        embeddings = kind(*embedding_tables(arrays, padding_idx), _make_norm(arrays, NORM, sizes, TORCH_EPS))
         if isinstance(embeddings, MixedEmbeddings):
             embeddings.mixing = make_linear(arrays, MIXING)
         blocks = [_make_layer(arrays, f"encoder.layer.{n}.", sizes) for n in range(layers)]

@@ -49,3 +49,20 @@ def test_pooled_vectors(tmp_path):
 def test_decoders(family, checkpoint, tmp_path):
     write_decoder(tmp_path, family)
     check_by_differences(load(tmp_path), (IDS,), {"attention_mask": ATTENDED}, checkpoint)
+
+
+@pytest.mark.parametrize(("family", "padding"), [("bert", 0), ("roberta", 1), ("mobilebert", 0)])
+def test_vectors_of_padding_get_no_gradient(family, padding, tmp_path):
+    """As in transformers, whose tables have a padding_idx; that of positions is RoBERTa's alone."""
+    write_model(tmp_path) if family == "bert" else write_encoder(tmp_path, family)
+    model = load(tmp_path)
+    output, backward = model.vjp(np.array([[2, 5, padding, padding]]))
+    backward((np.ones_like(output.last_hidden_state) * np.arange(output.last_hidden_state.shape[-1]), None))
+    words, positions = (model.grads[f"embeddings.{table}.weight"] for table in ("words", "positions"))
+    assert not words[padding].any() and words[[2, 5]].any(1).all()
+    assert positions[padding].any() == (family != "roberta")
+
+
+def test_a_decoder_counts_padding_from_the_end(tmp_path):
+    model = load(write_decoder(tmp_path, "llama", pad_token_id=-1))
+    assert model.embedding.padding_idx == model.vocab_size - 1
