@@ -29,8 +29,9 @@ class Config:
 
     def padding(self, words: int, default: int | None = None) -> int | None:
         """Read pad_token_id, an id of so many words; a negative one counts from the end. None if it is null."""
-        name = "pad_token_id"
-        return None if self.values.get(name, default) is None else self.count(name, default, least=-words, most=words - 1)
+        if self.values.get("pad_token_id", default) is None:
+            return None
+        return self.count("pad_token_id", default, least=-words, most=words - 1)
 
     def number(self, name: str, default: float) -> float:
         """Read a finite number of 0 or more."""
