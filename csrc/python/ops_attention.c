@@ -214,8 +214,7 @@ static int convert_rest(PyObject **values, attn_args *args, owned *o)
     if (pyattn_check_out(values[OUT]) < 0 || pyattn_convert_options(values + OPTIONS, args, &o->options) < 0) return -1;
     PyArrayObject *const weight = o->inputs[SCORE_WEIGHT];
     if (bilinear || weight == NULL) return 0;
-    o->vector = pyattn_well_behaved(weight, PyArray_TYPE(weight) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT);
-    return o->vector == NULL ? -1 : pyattn_make_rows_contiguous(&o->vector, 1);
+    return (o->vector = pyattn_weight_vector(weight)) == NULL ? -1 : 0;
 }
 
 static int fill_tensors(PyObject *const *values, attn_args *args, owned *o)

@@ -51,6 +51,30 @@ void pyattn_release_options(pyattn_option_arrays *arrays);
 int pyattn_lower_mask(PyObject **values, PyArrayObject *const *inputs, PyObject **lowered,
                       pyattn_option_arrays *arrays);
 
+/* forward_pass.c: the arguments that the derivatives of attention take of the forward pass, at these places among their
+ * values: query, key, value and output from `query` on, score_weight before lse, and an array like lse after it. All
+ * before lse are reals of one call, the first `required` of which must be given. */
+typedef struct {
+    const char *const *names;
+    int query, required, lse, options;
+} pyattn_forward_places;
+enum { PYATTN_FORWARD_ARRAYS = 10 }; /* of attention_jvp, which has the most */
+typedef struct {
+    PyArrayObject *arrays[PYATTN_FORWARD_ARRAYS]; /* at the places of their values */
+    pyattn_option_arrays options;
+    PyObject *lowered;
+    attn_dtype dtype; /* of the arithmetic, and of lse and the array like it */
+} pyattn_forward_pass;
+/* Converts them, and draws a seed. Returns -1 with an exception; the caller must release `forward` in any case. */
+int pyattn_convert_forward(const pyattn_forward_places *at, PyObject **values, attn_args *args,
+                           pyattn_forward_pass *forward);
+void pyattn_fill_forward(const pyattn_forward_places *at, const pyattn_forward_pass *forward, attn_args *args,
+                         attn_tensor *output, attn_tensor *lse);
+void pyattn_release_forward(pyattn_forward_pass *forward);
+/* score_weight, of pyattn_as_reals, as additive scores read it: in the dtype of the arithmetic, contiguous. New
+ * reference. */
+PyArrayObject *pyattn_weight_vector(PyArrayObject *weight);
+
 /* Converts a mask for the core; `meaning` is that of True, for messages. NULL if not given; -1 with an exception. */
 int pyattn_convert_mask(PyObject *object, const char *name, const char *meaning, PyArrayObject **mask);
 
