@@ -101,7 +101,7 @@ static char *real_at(const backward_plan *plan, void *reals, ptrdiff_t n)
  */
 
 /* Sets delta of a block's rows, which needs room for a block of outputs. */
-static void begin_rows(const walk *w, const query_block *q, void *output)
+static void set_delta(const walk *w, const query_block *q, void *output)
 {
     const backward_plan *plan = w->plan;
     const attn_backward_problem *b = plan->problem;
@@ -119,8 +119,15 @@ static void begin_rows(const walk *w, const query_block *q, void *output)
     }
 }
 
-/* Reads, packs and places block `number` of the queries. */
-static void begin_block(walk *w, query_block *q, ptrdiff_t number)
+/* Place of block `number` of the queries in scale_parts and weight_parts. */
+static ptrdiff_t part_of(const walk *w, ptrdiff_t number)
+{
+    const backward_plan *plan = w->plan;
+    return (w->tile.task.batch * plan->problem->forward.heads + w->tile.head) * plan->tile.query_blocks + number;
+}
+
+/* Reads, packs and places block `number` of the queries, and empties its sums. */
+static void begin_queries(walk *w, query_block *q, ptrdiff_t number)
 {
     const backward_plan *plan = w->plan;
     const attn_backward_problem *b = plan->problem;
@@ -132,13 +139,12 @@ static void begin_block(walk *w, query_block *q, ptrdiff_t number)
     plan->score->copy_rows(plan, block->rows, w->tile.task.query_rows, q->rows, &q->nonfinite);
     attn_load_tile_rows(&w->tile, &b->grad_output, block, p->v_dim, columns, q->upstream);
     attn_pack_tile_rows(&w->tile, block, p->v_dim, columns, q->upstream, 1, q->packed_upstream);
-    begin_rows(w, q, w->keys[0].value);
+    set_delta(w, q, w->keys[0].value);
     q->nonfinite_up = k->finite_values(block->rows, (int)(columns / k->lanes), q->upstream, columns, 1, q->upstream);
     memset(q->sum, 0, (size_t)(block->rows * plan->tile.columns * k->size));
     memset(q->scale_sum, 0, (size_t)(QUERIES * k->size));
-    const ptrdiff_t part = (w->tile.task.batch * p->heads + w->tile.head) * plan->tile.query_blocks + number;
     q->weight_sum = plan->weight_parts && plan->cut.wants & WANTS_QUERY
-                        ? plan->weight_parts + part * plan->tile.columns * k->size
+                        ? real_at(plan, plan->weight_parts, part_of(w, number) * plan->tile.columns)
                         : w->unused;
     q->begun = 0;
     attn_find_shifts(&w->tile, &q->tile, &w->keys[0].tile);
@@ -211,12 +217,14 @@ static void add_mask(const walk *w, const query_block *q, const attn_tile_place 
         }
 }
 
-/* Adds sums to the rows of a gradient, `step` bytes apart. */
-static void add_rows(const attn_kernels *k, int rows, ptrdiff_t columns, const void *sum, ptrdiff_t padded, char *to,
-                     ptrdiff_t step)
+/* Adds sums (rows, padded) to the rows of a gradient's head, from row `from` on. */
+static void add_rows(const walk *w, const attn_operand *gradient, ptrdiff_t head, ptrdiff_t from, int rows,
+                     ptrdiff_t columns, void *sum, ptrdiff_t padded)
 {
-    for (int n = 0; n < rows; n++, to += step)
-        k->scale_row(columns, (const char *)sum + n * padded * k->size, 1, to, to);
+    const backward_plan *plan = w->plan;
+    char *to = attn_part(&plan->problem->forward, gradient, w->tile.task.batch, head) + from * gradient->row;
+    for (int n = 0; n < rows; n++, to += gradient->row)
+        plan->tile.plan.kernels->scale_row(columns, real_at(plan, sum, n * padded), 1, to, to);
 }
 
 /* Score functions ---------------------------------------------------------------------------------------------------
@@ -342,16 +350,15 @@ static void begin_keys(walk *w, key_block *key)
 {
     const backward_plan *plan = w->plan;
     const attn_problem *p = &plan->problem->forward;
-    const attn_kernels *k = plan->tile.plan.kernels;
+    const int size = plan->tile.plan.kernels->size;
     if (key->read) return;
     key->read = 1;
     attn_read_tile_keys(&w->tile, &key->tile);
     plan->score->copy_rows(plan, key->tile.keys, key->tile.key, key->rows, &key->nonfinite);
-    k->load_block((attn_element)p->value.dtype, key->tile.keys, p->v_dim,
-                  attn_rows_at(&w->tile.task.value, &p->value, key->tile.from), p->value.row, p->value.column,
-                  plan->tile.v_columns, key->value);
-    memset(key->key_sum, 0, (size_t)(key->tile.keys * plan->tile.columns * k->size));
-    memset(key->value_sum, 0, (size_t)(key->tile.keys * plan->tile.v_columns * k->size));
+    attn_load_tile_keys(&w->tile, &w->tile.task.value, &p->value, &key->tile, p->v_dim, plan->tile.v_columns,
+                        key->value);
+    memset(key->key_sum, 0, (size_t)(key->tile.keys * plan->tile.columns * size));
+    memset(key->value_sum, 0, (size_t)(key->tile.keys * plan->tile.v_columns * size));
 }
 
 /* Overwrites the keys. */
@@ -360,49 +367,40 @@ static void end_keys(const walk *w, const key_block *key)
     const backward_plan *plan = w->plan;
     const attn_backward_problem *b = plan->problem;
     const attn_problem *p = &b->forward;
-    const attn_kernels *k = plan->tile.plan.kernels;
+    const attn_tile_keys *tile = &key->tile;
+    const ptrdiff_t columns = plan->tile.columns;
     if (!key->begun) return;
-    if (b->key.data && !b->unscaled) {
+    if (wants_keys(plan)) {
         if (plan->score->finish) {
-            k->load_block((attn_element)p->key.dtype, key->tile.keys, p->head_dim,
-                          attn_rows_at(&w->tile.task.key, &p->key, key->tile.from), p->key.row, p->key.column,
-                          plan->tile.columns, key->tile.key);
-            plan->score->finish(plan, key->tile.keys, key->tile.key, key->key_sum);
+            attn_load_tile_keys(&w->tile, &w->tile.task.key, &p->key, tile, p->head_dim, columns, tile->key);
+            plan->score->finish(plan, tile->keys, tile->key, key->key_sum);
         }
-        add_rows(k, key->tile.keys, p->head_dim, key->key_sum, plan->tile.columns,
-                 attn_part(p, &b->key, w->tile.task.batch, w->tile.head / p->key_group) + key->tile.from * b->key.row,
-                 b->key.row);
+        add_rows(w, &b->key, w->tile.head / p->key_group, tile->from, tile->keys, p->head_dim, key->key_sum, columns);
     }
     if (b->value.data)
-        add_rows(k, key->tile.keys, p->v_dim, key->value_sum, plan->tile.v_columns,
-                 attn_part(p, &b->value, w->tile.task.batch, w->tile.head / p->value_group) +
-                     key->tile.from * b->value.row,
-                 b->value.row);
+        add_rows(w, &b->value, w->tile.head / p->value_group, tile->from, tile->keys, p->v_dim, key->value_sum,
+                 plan->tile.v_columns);
 }
 
 static void end_queries(const walk *w, const query_block *q, ptrdiff_t number)
 {
     const backward_plan *plan = w->plan;
-    const attn_backward_problem *b = plan->problem;
-    const attn_problem *p = &b->forward;
-    const int size = plan->tile.plan.kernels->size;
-    void *row[ATTN_MAX_WIDTH];
+    const attn_problem *p = &plan->problem->forward;
+    const attn_block *block = &q->tile.block;
+    const ptrdiff_t columns = plan->tile.columns;
+    void *const rows = w->tile.task.query_rows;
     if (!q->begun) return;
-    if (b->query.data && !b->unscaled) {
+    if (wants_queries(plan)) {
         if (plan->score->finish) {
-            attn_load_tile_rows(&w->tile, &p->query, &q->tile.block, p->head_dim, plan->tile.columns,
-                                w->tile.task.query_rows);
-            plan->score->finish(plan, q->tile.block.rows, w->tile.task.query_rows, q->sum);
+            attn_load_tile_rows(&w->tile, &p->query, block, p->head_dim, columns, rows);
+            plan->score->finish(plan, block->rows, rows, q->sum);
         }
-        attn_row_addresses(&w->tile.task, &b->query, &q->tile.block, row);
-        add_rows(plan->tile.plan.kernels, q->tile.block.rows, p->head_dim, q->sum, plan->tile.columns, row[0],
-                 b->query.row);
+        add_rows(w, &plan->problem->query, w->tile.head, number * QUERIES, block->rows, p->head_dim, q->sum, columns);
     }
     if (plan->scale_parts == NULL) return;
     double sum = 0;
-    for (int r = 0; r < q->tile.block.rows; r++) sum += attn_real_at(q->scale_sum, r, size);
-    plan->scale_parts[(w->tile.task.batch * p->heads + w->tile.head) * plan->tile.query_blocks + number] =
-        sum / attn_factor_of(p);
+    for (int r = 0; r < block->rows; r++) sum += attn_real_at(q->scale_sum, r, plan->tile.plan.kernels->size);
+    plan->scale_parts[part_of(w, number)] = sum / attn_factor_of(p);
 }
 
 /* All that one block of queries and one of keys add to the gradients. */
@@ -430,7 +428,7 @@ static int walk_slice(walk *w, ptrdiff_t batch, ptrdiff_t head, ptrdiff_t first_
     attn_begin_slice(&w->tile, batch, head);
     for (ptrdiff_t n = w->first_query; n < w->last_query; n++) {
         if (attn_should_stop(w->tile.task.job, w->tile.task.worker)) return 0;
-        begin_block(w, &w->queries[n - w->first_query], n);
+        begin_queries(w, &w->queries[n - w->first_query], n);
     }
     for (ptrdiff_t first = first_key; first < last_key; first += plan->keys_together) {
         const ptrdiff_t together = attn_min(last_key - first, plan->keys_together);

@@ -162,18 +162,14 @@ static uint64_t load_values(const walk *w, const attn_source *source, const attn
     const jvp_plan *plan = w->plan;
     const attn_kernels *k = plan->tile.plan.kernels;
     const ptrdiff_t columns = plan->tile.v_columns;
-    const int keys = w->key.tile.keys;
-    k->load_block((attn_element)values->dtype, keys, plan->problem->forward.v_dim,
-                  attn_rows_at(source, values, w->key.tile.from), values->row, values->column, columns, to);
-    return k->finite_values(keys, (int)(columns / k->lanes), to, columns, 1, to);
+    attn_load_tile_keys(&w->tile, source, values, &w->key.tile, plan->problem->forward.v_dim, columns, to);
+    return k->finite_values(w->key.tile.keys, (int)(columns / k->lanes), to, columns, 1, to);
 }
 
 static void load_keys(const walk *w, const attn_source *source, const attn_operand *keys, void *to)
 {
-    const attn_tile_plan *tile = &w->plan->tile;
-    tile->plan.kernels->load_block((attn_element)keys->dtype, w->key.tile.keys, w->plan->problem->forward.head_dim,
-                                   attn_rows_at(source, keys, w->key.tile.from), keys->row, keys->column,
-                                   tile->plan.features, to);
+    attn_load_tile_keys(&w->tile, source, keys, &w->key.tile, w->plan->problem->forward.head_dim,
+                        w->plan->tile.plan.features, to);
 }
 
 /* Reads the block of keys and values at hand, and their tangents. */

@@ -97,6 +97,14 @@ void attn_load_tile_rows(const attn_tile_walk *w, const attn_operand *operand, c
     attn_load_rows(w->plan->plan.kernels, operand->dtype, block->rows, columns, operand->column, padded, row, to);
 }
 
+void attn_load_tile_keys(const attn_tile_walk *w, const attn_source *source, const attn_operand *operand,
+                         const attn_tile_keys *key, ptrdiff_t columns, ptrdiff_t padded, void *to)
+{
+    w->plan->plan.kernels->load_block((attn_element)operand->dtype, key->keys, columns,
+                                      attn_rows_at(source, operand, key->from), operand->row, operand->column, padded,
+                                      to);
+}
+
 void attn_pack_tile_rows(const attn_tile_walk *w, const attn_block *block, ptrdiff_t features, ptrdiff_t stride,
                          void *rows, double factor, void *packed)
 {
@@ -171,9 +179,7 @@ void attn_read_tile_keys(attn_tile_walk *w, attn_tile_keys *key)
     const attn_tile_plan *plan = w->plan;
     const attn_problem *p = plan->plan.problem;
     attn_key_block block = {.max_norm = 0};
-    plan->plan.kernels->load_block((attn_element)p->key.dtype, key->keys, p->head_dim,
-                                   attn_rows_at(&w->task.key, &p->key, key->from), p->key.row, p->key.column,
-                                   plan->plan.features, key->key);
+    attn_load_tile_keys(w, &w->task.key, &p->key, key, p->head_dim, plan->plan.features, key->key);
     w->task.key_copy = key->key;
     if (plan->plan.score->prepare_keys) plan->plan.score->prepare_keys(&w->task, &block, key->keys);
     key->max_norm = block.max_norm;

@@ -96,6 +96,10 @@ void attn_read_tile_keys(attn_tile_walk *w, attn_tile_keys *key);
 void attn_load_tile_rows(const attn_tile_walk *w, const attn_operand *operand, const attn_block *block,
                          ptrdiff_t columns, ptrdiff_t padded, void *to);
 
+/* The same of a block of keys, or of values: rows of an operand, from `source`. */
+void attn_load_tile_keys(const attn_tile_walk *w, const attn_source *source, const attn_operand *operand,
+                         const attn_tile_keys *key, ptrdiff_t columns, ptrdiff_t padded, void *to);
+
 /* Packs rows (block->rows, stride) for score_block, part by part. */
 void attn_pack_tile_rows(const attn_tile_walk *w, const attn_block *block, ptrdiff_t features, ptrdiff_t stride,
                          void *rows, double factor, void *packed);
