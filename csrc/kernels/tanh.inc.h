@@ -21,25 +21,25 @@ static const double K(tanh_terms)[TANH_DEGREE + 1] = {
 #define TANH_LOWEST -1022.0
 #endif
 
-/* exp(-2|x|) = power * (1 + part), and at least the smallest normal number. */
-static inline void K(exp_of_tanh)(vec x, vec *power, vec *part)
+/* Returns exp(-2|x|), at least the smallest normal number; *t = exp(-2|x|) - 1. */
+static inline vec K(exp_of_tanh)(vec x, vec *t)
 {
     const vec one = V(splat)(1), none = V(splat)(0);
     const vec size = V(max)(V(sub)(none, x), x); /* in this order, here and below, to keep NaN */
     const vec y = V(max)(V(splat)(TANH_LOWEST), V(mul)(size, V(splat)((real)-2.8853900817779268)));
-    const vec n = V(round)(y), f = V(sub)(y, n);
+    const vec n = V(round)(y), f = V(sub)(y, n), power = V(scale2)(one, n);
     vec p = V(splat)(K(tanh_terms)[TANH_DEGREE]);
     ATTN_UNROLL for (int k = TANH_DEGREE - 1; k >= 0; k--) p = V(fma)(p, f, V(splat)(K(tanh_terms)[k]));
-    *power = V(scale2)(one, n);
-    *part = V(mul)(p, f);
+    const vec part = V(mul)(p, f); /* 2^f - 1 */
+    *t = V(fma)(power, part, V(sub)(power, one));
+    return V(fma)(power, part, power);
 }
 
 static inline vec K(tanh)(vec x)
 {
-    const vec one = V(splat)(1), none = V(splat)(0);
-    vec power, part;
-    K(exp_of_tanh)(x, &power, &part);
-    const vec t = V(fma)(power, part, V(sub)(power, one));
+    const vec none = V(splat)(0);
+    vec t;
+    (void)K(exp_of_tanh)(x, &t);
     const vec result = V(div)(V(sub)(none, t), V(add)(t, V(splat)(2)));
     return V(select)(V(lt)(x, none), V(sub)(none, result), result);
 }
@@ -47,12 +47,10 @@ static inline vec K(tanh)(vec x)
 /* tanh(x), and its slope 1 - tanh(x)^2 = 4 exp(-2|x|) / (t + 2)^2, which keeps its digits where tanh is near 1. */
 static inline vec K(tanh_and_slope)(vec x, vec *slope)
 {
-    const vec one = V(splat)(1), none = V(splat)(0);
-    vec power, part;
-    K(exp_of_tanh)(x, &power, &part);
-    const vec t = V(fma)(power, part, V(sub)(power, one));
-    const vec inverse = V(div)(V(splat)(1), V(add)(t, V(splat)(2)));
-    *slope = V(mul)(V(mul)(V(mul)(V(splat)(4), V(fma)(power, part, power)), inverse), inverse);
+    const vec none = V(splat)(0);
+    vec t;
+    const vec e = K(exp_of_tanh)(x, &t), inverse = V(div)(V(splat)(1), V(add)(t, V(splat)(2)));
+    *slope = V(mul)(V(mul)(V(mul)(V(splat)(4), e), inverse), inverse);
     const vec result = V(mul)(V(sub)(none, t), inverse);
     return V(select)(V(lt)(x, none), V(sub)(none, result), result);
 }
