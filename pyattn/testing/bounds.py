@@ -62,12 +62,14 @@ __all__ = [
     "Errors",
     "Expected",
     "Precision",
+    "agree",
     "attention_errors",
     "describe_gradient",
     "describe_worst",
     "error_ratios",
     "expect",
     "lse_ratio",
+    "norm",
     "output_bars",
     "output_ratio",
     "output_ratios",
@@ -321,6 +323,16 @@ def error_ratios(actual: Array, expected: Array, allowed: Array) -> Array:
         found = np.abs(actual - expected) / allowed
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     return np.where(same, 0.0, np.nan_to_num(found, nan=np.inf, posinf=np.inf))
+
+
+def agree(actual: Array, expected: Array, allowed: Array) -> bool:
+    """Whether shapes are equal and all errors within bounds."""
+    return actual.shape == expected.shape and bool((error_ratios(actual, expected, allowed) <= 1).all())
+
+
+def norm(x: Array) -> float:
+    """Return the norm of the finite numbers."""
+    return float(np.sqrt(np.square(x[np.isfinite(x)]).sum()))
 
 
 def describe_gradient(name: str, actual: Array, exact: Array, unit: Array, bar: float) -> str:

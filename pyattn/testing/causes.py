@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios, precision_of, stage_bounds
+from pyattn.testing.bounds import PRECISIONS, Precision, agree, norm, precision_of, stage_bounds
 from pyattn.testing.cases import Case
 from pyattn.testing.formula import STAGES, Array, Computed, Formula, compute
 from pyattn.testing.mistakes import Mistake, conventions_for_empty_rows, mistakes_in
@@ -20,17 +20,23 @@ from pyattn.testing.sides import FUNCTION
 
 __all__ = [
     "LENIENCY",
+    "SLACK",
     "Evidence",
     "Explanation",
+    "Reason",
     "evidence_of",
     "explain",
     "explain_together",
     "formula_of",
+    "most_frequent",
     "random_results",
     "reads_floats_as_flags",
 ]
 
 Chain: TypeAlias = tuple[Mistake, ...]
+Reason: TypeAlias = tuple[str, str, str]
+"""Name, sentence and fix of a mistake that explains a case."""
+EvidenceT = TypeVar("EvidenceT")
 
 LENIENCY = 16.0
 """Factor on the bars in `check`: allows for functions that are not written with great care about rounding."""
@@ -56,7 +62,7 @@ class Evidence:
         self.formula, self.rows, self.precision = formula, rows, precision
         self.right = compute(formula)
         allowed = stage_bounds(formula, self.right, precision)
-        self.agrees = {name: _agree(x, self.right.stages[name], slack * allowed[name]) for name, x in rows.items()}
+        self.agrees = {name: agree(x, self.right.stages[name], slack * allowed[name]) for name, x in rows.items()}
         first = next((n for n, agrees in enumerate(self.agrees.values()) if not agrees), len(rows))
         self.reached = first if reached is None else reached
         """The number of stages that agree before the first one that differs."""
@@ -96,7 +102,7 @@ class Evidence:
                 return count
             if allowed is None:
                 allowed = stage_bounds(formula, computed, self.precision)
-            if not _agree(actual, expected, SLACK * allowed[name]):
+            if not agree(actual, expected, SLACK * allowed[name]):
                 return count
             if not self.agrees[name] and not self._halves_the_error(name, actual, expected):
                 return count
@@ -117,7 +123,7 @@ class Evidence:
         right = self.right.stages[name]
         if right.shape != actual.shape or not np.array_equal(np.isfinite(actual), np.isfinite(right)):
             return True
-        return 2 * _norm(actual - expected) <= _norm(actual - right)
+        return 2 * norm(actual - expected) <= norm(actual - right)
 
 
 # `compare`: stage after stage
@@ -229,34 +235,48 @@ def reads_floats_as_flags(case: Case, output: Array, scale: float | None) -> boo
 @np.errstate(all="ignore")
 def explain_together(cases: Sequence[Evidence]) -> str | None:
     """Describe the mistake that explains the first case and most of the others, with its fix; None if unknown."""
-    first, *others = cases
-    found = _explanations(first)
-    counts = dict.fromkeys(found, 1)
-    for case in others if len(counts) > 1 else ():
-        for key in _explanations(case, {name for name, _ in counts}).keys() & counts.keys():
-            counts[key] += 1
-    if counts:
-        return found[max(counts, key=lambda key: counts[key])]  # the first of those with equal counts
-    if _is_rounding(first):
+    cause = most_frequent(cases, _reasons)
+    if cause is not None:
+        return f"your function {cause}"
+    if _is_rounding(cases[0]):
         return SUMS
     rough = _rounding(cases)
     return None if rough is None else f"your function {rough.what}: {rough.fix}"
 
 
-def _explanations(case: Evidence, only: Container[str] | None = None) -> dict[tuple[str, str], str]:
-    """Return descriptions of the mistakes that explain a case, by name and by the description without numbers."""
+def most_frequent(
+    cases: Sequence[EvidenceT], reasons_of: Callable[[EvidenceT, Container[str] | None], Iterable[Reason]]
+) -> str | None:
+    """Describe the reason for the first case that holds for most of the others, with its fix; None if unknown."""
+    # reasons_of takes a case and the names of mistakes to try, None for all. Reasons that differ in numbers are one.
+    first, *others = cases
+    found = _by_sentence(reasons_of(first, None))
+    counts = dict.fromkeys(found, 1)
+    for case in others if len(counts) > 1 else ():
+        for key in _by_sentence(reasons_of(case, {name for name, _ in counts})).keys() & counts.keys():
+            counts[key] += 1
+    return found[max(counts, key=lambda key: counts[key])] if counts else None  # the first of those with equal counts
+
+
+def _by_sentence(reasons: Iterable[Reason]) -> dict[tuple[str, str], str]:
+    """Return descriptions of reasons, by name and by the sentence without numbers."""
     found: dict[tuple[str, str], str] = {}
-    for mistake, *_ in case.best(mistakes_in(case.formula), only) or case.best(_fitted_scale(case), only):
-        key = mistake.name, re.sub(r"\d[\d.e+-]*", "", mistake.what)
-        found.setdefault(key, f"your function {mistake.what}: {mistake.fix}")
+    for name, what, fix in reasons:
+        found.setdefault((name, re.sub(r"\d[\d.e+-]*", "", what)), f"{what}: {fix}")
     return found
+
+
+def _reasons(case: Evidence, only: Container[str] | None) -> list[Reason]:
+    """Return the reasons for a case, of the mistakes with these names if given."""
+    best = case.best(mistakes_in(case.formula), only) or case.best(_fitted_scale(case), only)
+    return [(mistake.name, mistake.what, mistake.fix) for mistake, *_ in best]
 
 
 def _is_rounding(case: Evidence) -> bool:
     """Whether the errors are within LENIENCY times the bounds of the same precision."""
     right, actual = case.right.stages["output"], case.rows["output"]
     allowed = LENIENCY * stage_bounds(case.formula, case.right, case.precision)["output"]
-    return _is_near(actual, right) and _agree(actual, right, allowed)
+    return _is_near(actual, right) and agree(actual, right, allowed)
 
 
 # Causes that the numbers themselves show
@@ -322,9 +342,9 @@ def _rounds_like(case: Evidence, precision: Precision) -> bool:
     for name, actual in case.rows.items():
         right = case.right.stages[name]
         if not case.agrees[name]:
-            if not _is_near(actual, right) or not _agree(actual, right, allowed[name]):
+            if not _is_near(actual, right) or not agree(actual, right, allowed[name]):
                 return False
-            error, made = _norm(actual - right), _norm(rough[name] - right)
+            error, made = norm(actual - right), norm(rough[name] - right)
             if not made / 6 <= error <= 6 * made:
                 return False
     return True
@@ -349,10 +369,6 @@ def _is_systematic(error: Array, right: Array) -> bool:
 # Distances
 
 
-def _agree(actual: Array, expected: Array, allowed: Array) -> bool:
-    return actual.shape == expected.shape and bool((error_ratios(actual, expected, allowed) <= 1).all())
-
-
 def _is_near(actual: Array, expected: Array) -> bool:
     """Whether bounds are worth computing: equal shapes, NaN in the same places, and errors below a tenth."""
     if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), np.isfinite(expected)):
@@ -362,7 +378,3 @@ def _is_near(actual: Array, expected: Array) -> bool:
 
 def _largest(x: Array) -> float:
     return float(np.abs(x[np.isfinite(x)]).max(initial=0))
-
-
-def _norm(x: Array) -> float:
-    return float(np.sqrt(np.square(x[np.isfinite(x)]).sum()))

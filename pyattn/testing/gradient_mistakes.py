@@ -7,7 +7,6 @@ and the function that changes the way back.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios
+from pyattn.testing.bounds import PRECISIONS, Precision, agree, norm
+from pyattn.testing.causes import SLACK, Reason, most_frequent
 from pyattn.testing.formula import Affine, Array, Computed, Formula, compute, softmax
 from pyattn.testing.gradients import Backward, Forward, Parts, bound_gradients, differentiate, forward_of, sum_to
 
@@ -32,8 +32,6 @@ __all__ = [
 Variants: TypeAlias = Iterable[tuple[str, dict[str, Any]]]
 """Sentences without a subject, each with the fields of the way back that it changes."""
 
-SLACK = 4.0
-"""Factor on the bounds within which a mistake must reproduce the numbers."""
 UNCHANGED = 1e-12
 """Relative difference of two computations of the same formula."""
 MAX_MISTAKES = 4
@@ -499,7 +497,7 @@ class GradientEvidence:
         self.forward: Forward = forward_of(backward.formula)
         self.right = self.made(backward)
         self.allowed = self.bounds(precision)
-        self.agrees = {name: _agree(x, self.right[name], self.allowed[name]) for name, x in actual.items()}
+        self.agrees = {name: agree(x, self.right[name], self.allowed[name]) for name, x in actual.items()}
 
     @property
     def wrong(self) -> list[str]:
@@ -538,12 +536,12 @@ class GradientEvidence:
         actual, right, allowed = self.actual[name], self.right[name], self.allowed[name]
         if made.shape != actual.shape or not np.array_equal(np.isfinite(made), np.isfinite(actual)):
             return False
-        if right.shape == made.shape and _norm(made - right) <= UNCHANGED * _norm(right):
+        if right.shape == made.shape and norm(made - right) <= UNCHANGED * norm(right):
             return self.agrees[name]
         # A mistake may give larger numbers than the bounds are for, in places where these are 0.
-        size = max(1.0, _norm(made) / _norm(right)) if _norm(right) else 1.0
+        size = max(1.0, norm(made) / norm(right)) if norm(right) else 1.0
         close = float(np.abs(actual - made).max(initial=0)) <= SLACK * size * float(allowed.max(initial=0))
-        return close and (actual.shape != right.shape or 2 * _norm(actual - made) <= _norm(actual - right))
+        return close and (actual.shape != right.shape or 2 * norm(actual - made) <= norm(actual - right))
 
 
 class GradientExplanation(NamedTuple):
@@ -576,36 +574,18 @@ def explain_gradients(evidence: GradientEvidence) -> GradientExplanation:
 @np.errstate(all="ignore")
 def explain_gradients_together(cases: Sequence[GradientEvidence]) -> str | None:
     """Describe the mistake that explains the first case and most of the others, with its fix; None if unknown."""
-    first, *others = cases
-    found = _explanations(first)
-    counts = dict.fromkeys(found, 1)
-    for case in others if len(counts) > 1 else ():
-        for key in _explanations(case, {name for name, _ in counts}).keys() & counts.keys():
-            counts[key] += 1
-    return found[max(counts, key=lambda key: counts[key])] if counts else None
+    cause = most_frequent(cases, _reasons)
+    return None if cause is None else f"your backward {cause}"
 
 
-def _explanations(case: GradientEvidence, only: Container[str] | None = None) -> dict[tuple[str, str], str]:
-    """Return descriptions of the mistakes that explain a case, by name and by the description without numbers."""
-    found: dict[tuple[str, str], str] = {}
+def _reasons(case: GradientEvidence, only: Container[str] | None) -> list[Reason]:
     tried = (one for one in mistakes_in(case.backward) if only is None or one.name in only)
-    for one in case.best(tried, case.right):
-        key = one.name, re.sub(r"\d[\d.e+-]*", "", one.what)
-        found.setdefault(key, f"your backward {one.what}: {one.fix}")
-    return found
+    return [(one.name, one.what, one.fix) for one in case.best(tried, case.right)]
 
 
 def _first_change(before: Mapping[str, Array], after: Mapping[str, Array], names: Iterable[str]) -> str:
     def changes(name: str) -> bool:
         one, other = before[name], after[name]
-        return one.shape != other.shape or _norm(other - one) > UNCHANGED * _norm(one)
+        return one.shape != other.shape or norm(other - one) > UNCHANGED * norm(one)
 
     return next(filter(changes, names))
-
-
-def _agree(actual: Array, expected: Array, allowed: Array) -> bool:
-    return actual.shape == expected.shape and bool((error_ratios(actual, expected, allowed) <= 1).all())
-
-
-def _norm(x: Array) -> float:
-    return float(np.sqrt(np.square(x[np.isfinite(x)]).sum()))
