@@ -34,6 +34,12 @@ static inline attn_axis_places attn_places_of(attn_layout layout, int has_heads)
     return at;
 }
 
+/* Where the axes of lse, and of its gradient, lie: (..., heads, length). */
+static inline attn_axis_places attn_lse_places(int has_heads)
+{
+    return (attn_axis_places){.length = 1, .heads = has_heads ? 2 : 0, .batch = 2 + has_heads};
+}
+
 /* Turns an array into an operand of the problem: its strides, by named axis. */
 static inline void attn_resolve(const attn_tensor *tensor, const attn_axis_places *at, const attn_problem *p,
                                 attn_operand *operand)

@@ -62,7 +62,7 @@ attn_status attn_check_gradients(const attn_backward_args *args, const attn_grad
 
     const attn_axis_places at = attn_places_of(attention->layout, p->has_heads);
     const attn_axis_places mask_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads);
-    const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    const attn_axis_places lse_at = attn_lse_places(p->has_heads);
     attn_resolve(&args->grad_output, &at, p, &b->grad_output);
     attn_resolve(&args->output, &at, p, &b->output);
     attn_resolve(&args->lse, &lse_at, p, &b->lse);
@@ -122,7 +122,7 @@ attn_status attn_check_tangents(const attn_jvp_args *args, attn_jvp_problem *j, 
 
     const attn_axis_places at = attn_places_of(attention->layout, p->has_heads);
     const attn_axis_places mask_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads);
-    const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    const attn_axis_places lse_at = attn_lse_places(p->has_heads);
     attn_resolve(&args->output, &at, p, &j->output);
     attn_resolve(&args->lse, &lse_at, p, &j->lse);
     attn_resolve(&args->query, &at, p, &j->query);

@@ -127,7 +127,7 @@ attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output,
 {
     const attn_axis_places at = attn_places_of(args->layout, p->has_heads);
     const attn_axis_places weights_at = attn_places_of(ATTN_LAYOUT_BHSD, p->has_heads && !p->average);
-    const attn_axis_places lse_at = {.length = 1, .heads = p->has_heads ? 2 : 0, .batch = 2 + p->has_heads};
+    const attn_axis_places lse_at = attn_lse_places(p->has_heads);
     const ptrdiff_t size = attn_size_of_real(output->dtype);
 
     if (output->data == NULL || size == 0 || attn_computed(output->dtype) != p->dtype)
