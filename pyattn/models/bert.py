@@ -338,10 +338,7 @@ def embedding_shapes(words: int, positions: int, types: int, dim: int, word_dim:
 def embedding_tables(
     arrays: Arrays, word_padding: int | None, position_padding: int | None = None
 ) -> tuple[Embedding, Embedding, Embedding | None]:
-    """Make the tables of words, positions and token types; the last is None for a family without types.
-
-    The vectors of padding get no gradient.
-    """
+    """Make the tables of words, positions and types, None without these; the vectors of padding get no gradient."""
     words = Embedding.from_pretrained(arrays[f"{WORDS}.weight"], word_padding)
     positions = Embedding.from_pretrained(arrays[f"{POSITIONS}.weight"], position_padding)
     types = arrays.get(f"{TYPES}.weight")
