@@ -14,6 +14,7 @@ from pyattn.plot.steps_animation import StepsAnimation
 from pyattn.plot.theme import figure_theme
 from pyattn.plot.trace_arrays import TraceLike
 from pyattn.plot.trace_frames import TraceFrames
+from pyattn.tracing.heads import BackwardHeadTraces
 from pyattn.tracing.traces import BackwardTrace
 
 __all__ = ["animate"]
@@ -117,7 +118,9 @@ def _make_frames(
     if not hasattr(steps, "steps") or isinstance(steps, BackwardTrace):
         fix = "; choose a head, steps.heads[0]" if hasattr(steps, "heads") else ""
         if isinstance(steps, BackwardTrace):
-            fix = "; pyattn.plot.steps draws gradients"
+            fix = "; gradients are not animated: pyattn.plot.steps draws them"
+        elif isinstance(steps, BackwardHeadTraces):
+            fix = "; gradients are not animated: pyattn.plot.steps(steps.heads[0]) draws those of a head"
         raise TypeError(
             f"steps is of type {type(steps).__name__}, expected what pyattn.trace or pyattn.generate returns{fix}"
         )

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING
 
 from pyattn._util.names import showing
 from pyattn.tracing._trace import trace, trace_attention
-from pyattn.tracing.heads import HeadTraces
+from pyattn.tracing.heads import BackwardHeadTraces, HeadTraces
 from pyattn.tracing.layers import LayerTrace
 from pyattn.tracing.render.layers import LayerStage
 from pyattn.tracing.render.steps import TraceStep
 from pyattn.tracing.traces import BackwardTrace, Trace
 
-__all__ = ["BackwardTrace", "HeadTraces", "LayerStage", "LayerTrace", "Trace", "TraceStep", "trace", "trace_attention"]
+__all__ = [
+    "BackwardHeadTraces",
+    "BackwardTrace",
+    "HeadTraces",
+    "LayerStage",
+    "LayerTrace",
+    "Trace",
+    "TraceStep",
+    "trace",
+    "trace_attention",
+]
 
 if not TYPE_CHECKING:  # type checkers would then accept every name
     __getattr__, __dir__ = showing(__name__, __all__)

@@ -1,20 +1,30 @@
-"""Compute the gradients of a trace in float64: the arrays of a `BackwardTrace`."""
+"""Compute the gradients of traces in float64: the arrays of a `BackwardTrace`, and those of several heads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import pyattn.reference as reference
+from pyattn._util.typing import Convention
 from pyattn.tracing.compute import PROJECTED, Intermediates, as_rows, seen_pairs
 from pyattn.tracing.inputs import read_matrix
 
-__all__ = ["compute_gradients"]
+__all__ = ["compute_gradients", "join_gradients", "read_gradient"]
 
 Array = npt.NDArray[np.float64]
+
+
+def read_gradient(grad_outputs: npt.ArrayLike, features: str, outputs: Array, convention: Convention) -> Array:
+    """Read the gradient of outputs, in rows; features names their last axis."""
+    given = read_matrix(grad_outputs, "grad_outputs", ("length", features), convention)
+    shape = as_rows(given, convention).shape
+    if shape != outputs.shape:
+        raise ValueError(f"grad_outputs has shape {shape}; it must be {outputs.shape}, the shape of outputs")
+    return given
 
 
 @np.errstate(all="ignore")
@@ -24,10 +34,7 @@ def compute_gradients(trace: Intermediates, grad_outputs: npt.ArrayLike) -> dict
         raise ValueError(
             f"round_weights is {trace.round_weights}: rounded weights have no gradient; trace without round_weights"
         )
-    given = read_matrix(grad_outputs, "grad_outputs", ("length", "v_dim"), trace.convention)
-    if given.shape != trace.in_rows("outputs").shape:
-        shape = as_rows(given, trace.convention).shape
-        raise ValueError(f"grad_outputs has shape {shape}; it must be {trace.outputs.shape}, the shape of outputs")
+    given = read_gradient(grad_outputs, "v_dim", trace.outputs, trace.convention)
     queries, keys, values, weights = (trace.in_rows(name) for name in ("queries", "keys", "values", "weights"))
     visible = seen_pairs(trace)
     fields: dict[str, Any] = {"grad_outputs": given}
@@ -78,4 +85,22 @@ def _projected(trace: Intermediates, grads: Mapping[str, npt.NDArray[Any]]) -> d
             fields[f"grad_b_{name}"] = grad.sum(axis=0, keepdims=True)
         from_here = grad @ trace.in_rows(f"w_{name}").T
         fields["grad_x"] = from_here if fields["grad_x"] is None else fields["grad_x"] + from_here
+    return fields
+
+
+@np.errstate(all="ignore")
+def join_gradients(
+    heads: Sequence[tuple[Intermediates, Mapping[str, Array]]], num_kv_heads: int
+) -> dict[str, Array | None]:
+    """Join the gradients of the heads' weights and biases, and add those of their x, in the row convention."""
+    size = len(heads) // num_kv_heads
+    fields: dict[str, Array | None] = {}
+    for name in (*(f"grad_{kind}_{name}" for kind in "wb" for name, _ in PROJECTED), "grad_x"):
+        found = [as_rows(grads[name], trace.convention) for trace, grads in heads if name in grads]
+        if not found:
+            fields[name] = None
+            continue
+        together = len(heads) if name == "grad_x" else 1 if name.endswith("query") else size
+        sums = [sum(found[n + 1 : n + together], start=found[n]) for n in range(0, len(found), together)]
+        fields[name] = np.concatenate(sums, axis=1)
     return fields

@@ -1,7 +1,8 @@
-"""Multi-head attention: a trace of each head, then two steps for all heads: concatenation and projection."""
+"""Multi-head attention: traces of all heads, forward and backward, and the steps that join them."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +13,25 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 import pyattn.reference as reference
+from pyattn._util.arguments import as_index
 from pyattn._util.halves import compute_dtype
 from pyattn._util.in_proj import in_projections
 from pyattn._util.names import unknown_field
 from pyattn._util.typing import Convention
 from pyattn.masks import Mask
-from pyattn.tracing.compute import Options, as_rows, compute, project
+from pyattn.tracing.compute import PROJECTED, Options, as_rows, compute, project
 from pyattn.tracing.dicts import as_plain, check_entries, read_numbers
+from pyattn.tracing.gradients import join_gradients, read_gradient
 from pyattn.tracing.inputs import read_convention, read_entry, read_matrix, read_tokens
+from pyattn.tracing.render.backward_page import TITLE, backward_heads_html
+from pyattn.tracing.render.backward_steps import joint_steps
 from pyattn.tracing.render.html import heads_html
 from pyattn.tracing.render.markdown import steps_markdown
 from pyattn.tracing.render.page import save_page
 from pyattn.tracing.render.steps import TraceStep, concatenating, projecting
-from pyattn.tracing.traces import Trace
+from pyattn.tracing.traces import BackwardTrace, Trace
 
-__all__ = ["HeadTraces", "trace_heads"]
+__all__ = ["BackwardHeadTraces", "HeadTraces", "trace_heads"]
 
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -52,6 +57,8 @@ class HeadTraces:
         ``out_proj.bias``.
     outputs : ndarray, (L, out_dim)
         ``concatenated @ w_out + b_out``: the module's output. ``w_out @ concatenated + b_out`` with columns.
+    num_kv_heads : int
+        Number of key and value heads; each serves ``len(heads) // num_kv_heads`` heads in a row.
 
     Examples
     --------
@@ -70,6 +77,7 @@ class HeadTraces:
     w_out: Array
     b_out: Array | None
     outputs: Array
+    num_kv_heads: int
 
     @property
     def convention(self) -> Convention:
@@ -87,6 +95,43 @@ class HeadTraces:
         arrays = {"concatenated": self.concatenated, "w_out": self.w_out, "b_out": self.b_out, "outputs": self.outputs}
         return projecting({name: array for name, array in arrays.items() if array is not None}, self.heads[0])
 
+    def backward(self, grad_outputs: npt.ArrayLike) -> BackwardHeadTraces:
+        """Compute all steps backwards: the gradients of a loss.
+
+        Parameters
+        ----------
+        grad_outputs : array_like, (L, out_dim)
+            Gradient of a loss with respect to each number of outputs; (out_dim, L) with ``convention="column"``.
+
+        Returns
+        -------
+        BackwardHeadTraces
+            Gradients of the output projection and of every head, and those of the weights and inputs of all heads.
+
+        Raises
+        ------
+        ValueError
+            grad_outputs has another shape than outputs, or a head has rounded weights, which have no gradient.
+        TypeError
+            grad_outputs is not an array of real numbers.
+
+        Notes
+        -----
+        The chain rule: ``dW_O = concatenated^T dO`` and ``dconcatenated = dO W_O^T``. The columns of the latter are the
+        gradients of each head's outputs, from which `Trace.backward` computes the others.
+
+        Examples
+        --------
+        >>> import numpy as np, pyattn
+        >>> traced = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8))
+        >>> backward = traced.backward(np.ones((3, 8)))
+        >>> backward
+        BackwardHeadTraces(2 heads, outputs 3 x 8)
+        >>> backward.heads[1].grad_w_query.shape, backward.grad_w_query.shape, backward.grad_w_out.shape
+        ((8, 4), (8, 8), (8, 8))
+        """
+        return BackwardHeadTraces(self, **_compute_backward(self, grad_outputs))
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as lists, numbers and strings for `json.dumps`.
 
@@ -99,24 +144,25 @@ class HeadTraces:
         --------
         >>> import numpy as np, pyattn
         >>> list(pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8)).to_dict())
-        ['heads', 'concatenated', 'w_out', 'b_out', 'outputs']
+        ['heads', 'concatenated', 'w_out', 'b_out', 'outputs', 'num_kv_heads']
         """
-        arrays = {name: getattr(self, name) for name in ("concatenated", "w_out", "b_out", "outputs")}
+        names = ("concatenated", "w_out", "b_out", "outputs", "num_kv_heads")
         return {
             "heads": [head.to_dict() for head in self.heads],
-            **{name: as_plain(array) for name, array in arrays.items()},
+            **{name: as_plain(getattr(self, name)) for name in names},
         }
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> HeadTraces:
         """Make traces from what `to_dict` returned.
 
-        As in `Trace.from_dict`, only the inputs are read: heads, w_out and b_out. All else is computed again.
+        As in `Trace.from_dict`, only the inputs are read: heads, w_out, b_out and num_kv_heads. All else is computed
+        again.
 
         Parameters
         ----------
         entries : mapping of str to object
-            heads, w_out and b_out.
+            heads, w_out, b_out and num_kv_heads.
 
         Returns
         -------
@@ -137,7 +183,7 @@ class HeadTraces:
         >>> pyattn.tracing.HeadTraces.from_dict(traced.to_dict())
         HeadTraces(2 heads, outputs 3 x 8)
         """
-        check_entries(entries, ("heads", "w_out", "b_out"))
+        check_entries(entries, ("heads", "w_out", "b_out", "num_kv_heads"))
         if not isinstance(entries["heads"], list) or not entries["heads"]:
             raise ValueError("heads must be a list of traces: pass what to_dict() returned")
         heads = tuple(Trace.from_dict(head) for head in entries["heads"])
@@ -147,8 +193,10 @@ class HeadTraces:
         axes = ("num_heads * v_head_dim", "out_dim")
         w_out = read_matrix(read_numbers(entries, "w_out"), "w_out", axes, convention)
         b_out = None if entries["b_out"] is None else as_rows(read_numbers(entries, "b_out"), convention)
+        num_kv_heads = as_index(entries["num_kv_heads"], "num_kv_heads")
         _check_joined(heads, w_out, b_out)
-        return cls(heads, **_join(heads, w_out, b_out))
+        _check_shared(heads, num_kv_heads)
+        return cls(heads, **_join(heads, w_out, b_out), num_kv_heads=num_kv_heads)
 
     def to_markdown(self) -> str:
         """Return the steps of each head, and the last, as Markdown.
@@ -194,10 +242,14 @@ class HeadTraces:
 
         def __getattr__(self, name):
             """Refuse an unknown name; those of one head are in each."""
-            names = ["heads", "concatenated", "w_out", "b_out", "outputs", "concatenation", "projection", "convention"]
-            unknown_field(
-                self, name, names, {field: f"heads[0].{field}" for field in (*Trace.__dataclass_fields__, "backward")}
-            )
+            if name.startswith("grad") or name in ("jvp", "vjp"):
+                raise AttributeError(
+                    f"a HeadTraces has no {name!r}; traced.backward(grad_outputs) computes all gradients",
+                    name=name,
+                    obj=self,
+                )
+            names = [*self.__dataclass_fields__, "concatenation", "projection", "convention"]
+            unknown_field(self, name, names, {field: f"heads[0].{field}" for field in Trace.__dataclass_fields__})
 
     def __str__(self) -> str:
         """Write all steps of all heads as text."""
@@ -207,6 +259,192 @@ class HeadTraces:
     def __repr__(self) -> str:
         """Show the sizes."""
         return f"HeadTraces({len(self.heads)} heads, outputs {self.outputs.shape[0]} x {self.outputs.shape[1]})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BackwardHeadTraces:
+    """Every gradient of multi-head attention, from the outputs back to the inputs.
+
+    `HeadTraces.backward` returns it. All arrays are float64 and read-only, and have the shape of what they are the
+    gradient of. Printed, it is text; in a notebook, a page. Shapes below are those of ``convention="row"``; with
+    ``convention="column"`` every array is transposed.
+
+    In cross-attention heads begin at their third step: the last gradients are ``heads[i].grad_queries``, grad_keys and
+    grad_values, and those of x and of the heads' weights and biases are None. The last rows of ``heads[i].grad_keys``
+    and grad_values are those of extra keys and values, such as those of add_bias_kv.
+
+    Attributes
+    ----------
+    traces : HeadTraces
+        The forward pass.
+    heads : tuple of BackwardTrace
+        The eight steps backwards of each head.
+    grad_outputs : ndarray, (L, out_dim)
+        As given.
+    grad_w_out : ndarray, (num_heads * v_head_dim, out_dim)
+        ``concatenated.T @ grad_outputs``.
+    grad_b_out : ndarray, (1, out_dim), or None
+        Sum of grad_outputs over the inputs; None without a bias.
+    grad_concatenated : ndarray, (L, num_heads * v_head_dim)
+        ``grad_outputs @ w_out.T``: ``heads[i].grad_outputs`` side by side.
+    grad_w_key : ndarray, (embed_dim, num_kv_heads * head_dim), or None
+        Those of the heads side by side. Heads that share keys and values share their weights, too: the sum of theirs.
+    grad_w_query : ndarray, (embed_dim, num_heads * head_dim), or None
+        Those of the heads side by side.
+    grad_w_value : ndarray, (embed_dim, num_kv_heads * v_head_dim), or None
+        As grad_w_key.
+    grad_b_key, grad_b_query, grad_b_value : ndarray, (1, ...), or None
+        As the gradients of the weights; None without a bias.
+    grad_x : ndarray, (L, embed_dim), or None
+        Sum of ``heads[i].grad_x``.
+
+    Examples
+    --------
+    >>> import numpy as np, pyattn
+    >>> mha = pyattn.MultiheadAttention(8, 2, rng=0, dtype="float64")
+    >>> backward = mha.trace(np.eye(3, 8)).backward(np.ones((3, 8)))
+    >>> output, back = mha.vjp(*[np.eye(3, 8)] * 3)
+    >>> grad_query, grad_key, grad_value = back(np.ones((3, 8)))
+    >>> bool(np.allclose(backward.grad_x, grad_query + grad_key + grad_value))
+    True
+    >>> bool(np.allclose(backward.grad_w_out.T, mha.grads["out_proj.weight"]))
+    True
+    """
+
+    traces: HeadTraces
+    heads: tuple[BackwardTrace, ...]
+    grad_outputs: Array
+    grad_w_out: Array
+    grad_b_out: Array | None
+    grad_concatenated: Array
+    grad_w_key: Array | None
+    grad_w_query: Array | None
+    grad_w_value: Array | None
+    grad_b_key: Array | None
+    grad_b_query: Array | None
+    grad_b_value: Array | None
+    grad_x: Array | None
+
+    @property
+    def projection(self) -> TraceStep:
+        """The tenth step backwards: from the outputs through ``w_out``."""
+        return self._joint_steps[0]
+
+    @property
+    def concatenation(self) -> TraceStep:
+        """The ninth step backwards: a part of the gradient for each head."""
+        return self._joint_steps[1]
+
+    @property
+    def joint_weights(self) -> TraceStep:
+        """The third step backwards of all heads: their weights in one matrix."""
+        return self._joint_steps[2]
+
+    @property
+    def joint_inputs(self) -> TraceStep:
+        """The first step backwards of all heads: the sum of their gradients of x."""
+        return self._joint_steps[3]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All gradients of all heads together by name, without those that are None."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[2:]}
+        return {name: array for name, array in fields.items() if array is not None}
+
+    @property
+    def _joint_steps(self) -> tuple[TraceStep, ...]:
+        forward = {"concatenated": self.traces.concatenated, "w_out": self.traces.w_out}
+        heads = [(head.trace, head.arrays) for head in self.heads]
+        return joint_steps(heads, self.arrays, forward, self.traces.num_kv_heads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all gradients as lists, numbers and strings for `json.dumps`.
+
+        `HeadTraces.to_dict` returns the forward pass.
+
+        Returns
+        -------
+        dict
+            heads is a list of the dicts of `BackwardTrace.to_dict`.
+
+        Examples
+        --------
+        >>> import numpy as np, pyattn
+        >>> backward = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8)).backward(np.ones((3, 8)))
+        >>> list(backward.to_dict())[:5]
+        ['heads', 'grad_outputs', 'grad_w_out', 'grad_b_out', 'grad_concatenated']
+        """
+        return {
+            "heads": [head.to_dict() for head in self.heads],
+            **{field.name: as_plain(getattr(self, field.name)) for field in dataclasses.fields(self)[2:]},
+        }
+
+    def to_markdown(self) -> str:
+        """Return the steps of each head, and those of all heads, as Markdown.
+
+        Returns
+        -------
+        str
+            Matrices above 12 rows or columns are shown by the first 6 and the last 3.
+
+        Examples
+        --------
+        >>> import numpy as np, pyattn
+        >>> backward = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8)).backward(np.ones((3, 8)))
+        >>> [line for line in backward.to_markdown().splitlines() if line.startswith("# ")]
+        ['# All heads', '# Head 1', '# Head 2', '# All heads: weights and inputs']
+        """
+        steps = self._joint_steps
+        parts = [f"# Head {n}\n\n{head.to_markdown()}" for n, head in enumerate(self.heads, 1)]
+        first, last = steps_markdown(steps[:2]), steps_markdown(steps[2:])
+        return "\n".join([f"# All heads\n\n{first}", *parts, f"# All heads: weights and inputs\n\n{last}"])
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the steps as one self-contained HTML page, which works offline.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write; an existing one is replaced.
+
+        Examples
+        --------
+        >>> import numpy as np, pathlib, pyattn, tempfile
+        >>> backward = pyattn.MultiheadAttention(8, 2, rng=0).trace(np.eye(3, 8)).backward(np.ones((3, 8)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     backward.save_html(pathlib.Path(folder, "backward.html"))
+        """
+        save_page(self._to_html(page=True), path, TITLE)
+
+    def _repr_html_(self) -> str:
+        return self._to_html()
+
+    def _to_html(self, page: bool = False) -> str:
+        return backward_heads_html([(head.trace, head.arrays) for head in self.heads], self._joint_steps, page)
+
+    if not TYPE_CHECKING:  # type checkers would then accept every name
+
+        def __getattr__(self, name):
+            """Refuse an unknown name; those of one head are in each."""
+            names = [*self.__dataclass_fields__, "projection", "concatenation", "joint_weights", "joint_inputs"]
+            one = {field: f"heads[0].{field}" for field in BackwardTrace.__dataclass_fields__}
+            forward = {field: f"heads[0].trace.{field}" for field in Trace.__dataclass_fields__}
+            forward |= {field: f"traces.{field}" for field in HeadTraces.__dataclass_fields__}
+            short = {f"dw_{word[0]}": f"grad_w_{word}" for word in ("query", "key", "value", "out")}
+            short |= {"dx": "grad_x", "grad_input": "grad_x", "grad_inputs": "grad_x"}
+            known = {**one, **forward, **short}
+            unknown_field(self, name, names, {**known, name: short.get(name.lower(), known.get(name))})
+
+    def __str__(self) -> str:
+        """Write all steps of all heads as text."""
+        steps = self._joint_steps
+        parts = [f"Head {n} of {len(self.heads)}\n\n{head}\n" for n, head in enumerate(self.heads, 1)]
+        parts = ["All heads\n", *map(str, steps[:2]), *parts, "All heads: weights and inputs\n", *map(str, steps[2:])]
+        return "\n".join(parts).rstrip("\n")
+
+    def __repr__(self) -> str:
+        """Show the sizes."""
+        return f"Backward{self.traces!r}"
 
 
 def trace_heads(
@@ -275,7 +513,8 @@ def _trace_each(
         heads.append(Trace(**compute(shown, queries, keys, values, visible, attn_bias, options)))
     b_out = state.get("out_proj.bias")
     b_out = None if b_out is None else b_out[np.newaxis].copy()
-    return HeadTraces(tuple(heads), **_join(heads, state["out_proj.weight"].T.copy(), b_out))
+    joined = _join(heads, state["out_proj.weight"].T.copy(), b_out)
+    return HeadTraces(tuple(heads), **joined, num_kv_heads=kv_count)
 
 
 @np.errstate(all="ignore")
@@ -291,6 +530,27 @@ def _join(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> dict[str
     return {name: None if array is None else as_rows(array, convention) for name, array in fields.items()}
 
 
+def _compute_backward(traces: HeadTraces, grad_outputs: npt.ArrayLike) -> dict[str, Any]:
+    """Compute all fields of a BackwardHeadTraces but the traces, read-only and in the heads' convention."""
+    convention = traces.convention
+    given = read_gradient(grad_outputs, "out_dim", traces.outputs, convention)
+    rows = {name: as_rows(getattr(traces, name), convention) for name in ("concatenated", "w_out")}
+    with np.errstate(all="ignore"):
+        grads: dict[str, Array | None] = {"grad_outputs": given, "grad_w_out": rows["concatenated"].T @ given}
+        grads["grad_b_out"] = None if traces.b_out is None else given.sum(axis=0, keepdims=True)
+        grads["grad_concatenated"] = concatenated = given @ rows["w_out"].T
+    ends = np.cumsum([head.in_rows("outputs").shape[1] for head in traces.heads])[:-1]
+    parts = np.split(concatenated, ends, axis=1)
+    heads = tuple(head.backward(as_rows(part, convention)) for head, part in zip(traces.heads, parts, strict=True))
+    grads |= join_gradients([(head.trace, head.arrays) for head in heads], traces.num_kv_heads)
+    for array in grads.values():
+        if array is not None:
+            array.flags.writeable = False
+    return {"heads": heads} | {
+        name: None if array is None else as_rows(array, convention) for name, array in grads.items()
+    }
+
+
 def _check_joined(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> None:
     """Raise ValueError unless heads, w_out and b_out, the last two in rows, fit together."""
     rows = heads[0].convention == "row"
@@ -304,6 +564,24 @@ def _check_joined(heads: Sequence[Trace], w_out: Array, b_out: Array | None) -> 
     if b_out is not None and b_out.shape != (1, out_dim):
         own, expected = (b_out.shape, f"(1, {out_dim})") if rows else (b_out.T.shape, f"({out_dim}, 1)")
         raise ValueError(f"b_out has shape {own}; it must be {expected}, as w_out")
+
+
+def _check_shared(heads: Sequence[Trace], num_kv_heads: int) -> None:
+    """Raise ValueError unless heads have the same x, and those of one key and value head the same keys and values."""
+    if not 1 <= num_kv_heads <= len(heads) or len(heads) % num_kv_heads:
+        raise ValueError(f"num_kv_heads is {num_kv_heads}; it must be 1 or more, and divide the {len(heads)} heads")
+    size = len(heads) // num_kv_heads
+    shared = [f"{kind}_{name}" for name, _ in PROJECTED if name != "query" for kind in "wb"]
+    for n, head in enumerate(heads):
+        for first, names, rule in (
+            (0, ["x"], "all heads read the same inputs"),
+            (n - n % size, [*shared, "keys", "values"], f"{size} heads share each of the {num_kv_heads} num_kv_heads"),
+        ):
+            for name in names:
+                one, other = getattr(heads[first], name), getattr(head, name)
+                is_same = one is other if one is None or other is None else np.array_equal(one, other, equal_nan=True)
+                if not is_same:
+                    raise ValueError(f"{name} of heads {first + 1} and {n + 1} must be equal, as {rule}")
 
 
 def _check_sizes(inputs: Sequence[Array], sizes: tuple[int, int, int]) -> None:

@@ -192,7 +192,15 @@ def several_heads(article, page):
     outputs, columns = concatenated @ w_out, w_out.T @ stacked
     only_1 = np.hstack([head_1, 0 * head_2]) @ w_out
     parameters = sum(matrix.size for own in matrices for matrix in own) + w_out.size
+    grad_concatenated = w_out[:, 0]  # the loss is number 1 of output 1
+    grad_weights = x @ given["w_value_2"] @ grad_concatenated[3:]
+    grad_scores_2 = weights_2[0] * (grad_weights - weights_2[0] @ grad_weights)
     printed = {
+        "backward": [len(matrices), outputs.shape],
+        "backward.grad_concatenated[0]": grad_concatenated,
+        "backward.heads[1].grad_outputs[0]": grad_concatenated[3:],
+        "backward.heads[1].grad_scores[0].round(4)": grad_scores_2,
+        "backward.grad_w_query.shape": (x.shape[1], len(w_out)),
         FOUR_DECIMALS.format("weights_1"): weights_1,
         "head_1.round(4)": head_1,
         FOUR_DECIMALS.format("weights_2"): weights_2,

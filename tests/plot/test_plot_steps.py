@@ -187,9 +187,15 @@ def test_factors_of_the_page_of_gradients_are_in_the_order_of_the_formulas(artic
 
 
 def test_gradients_are_not_animated(example):
-    backward = example.backward(np.ones((3, 3)))
-    with pytest.raises(TypeError, match=r"^steps is of type BackwardTrace, .*; pyattn\.plot\.steps draws gradients$"):
-        plot.animate(backward)
+    heads = pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4)))
+    for backward, draws in (
+        (example.backward(np.ones((3, 3))), "plot.steps draws them"),
+        (heads.backward(np.ones((3, 4))), "plot.steps(steps.heads[0]) draws those of a head"),
+    ):
+        kind = type(backward).__name__
+        message = f"^steps is of type {kind}, .*; gradients are not animated: {re.escape('pyattn.' + draws)}$"
+        with pytest.raises(TypeError, match=message):
+            plot.animate(backward)
 
 
 def test_large_gradients_are_images():
@@ -497,8 +503,12 @@ def test_mistakes_are_named(draw, name, makers, example):
 @pytest.mark.parametrize(("draw", "name", "makers"), KINDS)
 def test_of_several_heads_one_is_to_be_chosen(draw, name, makers):
     message = f"{name} is of type HeadTraces, expected what {makers} returns; choose a head, {name}.heads[0]"
+    traced = pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4)))
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        draw(pyattn.MultiheadAttention(4, 2, rng=0).trace(np.ones((3, 4))))
+        draw(traced)
+    if draw is plot.steps:
+        with pytest.raises(TypeError, match=f"^{re.escape(message.replace('HeadTraces', 'BackwardHeadTraces'))}$"):
+            draw(traced.backward(np.ones((3, 4))))
 
 
 def test_a_figure_is_needed_to_draw_on(example):

@@ -13,7 +13,7 @@ from typing_extensions import assert_type
 import pyattn
 from pyattn import functional, generation, masks, models, nn, plot
 from pyattn.masks import Mask
-from pyattn.tracing import HeadTraces, Trace
+from pyattn.tracing import BackwardHeadTraces, HeadTraces, Trace
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
@@ -79,6 +79,7 @@ assert_type(mha.grads, dict[str, Floats])
 assert_type(pyattn.optim.AdamW(mha, lr=1e-3).step(), None)
 assert_type(pyattn.optim.clip_grad_norm_(mha, 1.0), float)
 assert_type(mha.trace(x[0]), HeadTraces)
+assert_type(mha.trace(x[0]).backward(x[0]), BackwardHeadTraces)
 assert_type(mha.trace(x[0].T, convention="column"), HeadTraces)
 assert_type(mha.state_dict(), dict[str, Floats])
 assert_type(nn.SelfAttention(8, 4)(x), Floats)

@@ -817,7 +817,8 @@ class MultiheadAttention(Module):
         -------
         pyattn.tracing.HeadTraces
             ``heads[i]`` is the `pyattn.tracing.Trace` of head i; with key or value, heads begin at their third step.
-            ``concatenation`` and ``projection`` are the steps that join the heads.
+            ``concatenation`` and ``projection`` are the steps that join the heads. ``backward(grad_outputs)`` computes
+            the gradients of all steps.
 
         Raises
         ------

@@ -1,11 +1,11 @@
-"""The eight steps of a trace backwards, in words and with their gradients.
+"""The eight steps of a trace backwards, in words and with their gradients, and those of all heads together.
 
 Indices: i query, j key, d feature. The notes compute some numbers of one input and one key, which `_Example` chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,11 @@ from pyattn.tracing.compute import PROJECTED, Intermediates, as_rows, seen_pairs
 from pyattn.tracing.render.steps import TraceStep, make_step, name_input
 from pyattn.tracing.render.text import factor_text, number_text, vector_text
 
-__all__ = ["backward_steps"]
+__all__ = ["backward_steps", "joint_steps"]
 
 Array = npt.NDArray[np.float64]
 _MAX_TERMS = 4  # of a sum in a note
+_MAX_LINES = 8  # of a note that has one for each head
 
 _WEIGHTS = {
     "softmax": "delta = sum over the keys of weights * grad_weights\ngrad_scores = weights * (grad_weights - delta)",
@@ -230,3 +231,93 @@ def _about_input(trace: Intermediates, example: _Example) -> str:
         f"The gradient of {example.name} is a sum, as it gives a key, a query and a value: "
         f"{' + '.join(map(vector_text, shares))} = {vector_text(rows['grad_x'][i])}"
     )
+
+
+# All heads
+
+
+@np.errstate(all="ignore")
+def joint_steps(
+    heads: Sequence[tuple[Intermediates, Mapping[str, Array]]],
+    grads: Mapping[str, Array],
+    forward: Mapping[str, Array],
+    num_kv_heads: int,
+) -> tuple[TraceStep, ...]:
+    """Return the steps of all heads: 10 and 9 before those of each head, 3 and 1 after them."""
+    trace = heads[0][0]
+    return (
+        _projection_backward(trace, grads, forward),
+        _concatenation_backward(heads),
+        _join_weights(heads, grads, num_kv_heads),
+        _add_inputs(heads, grads),
+    )
+
+
+def _projection_backward(trace: Intermediates, grads: Mapping[str, Array], forward: Mapping[str, Array]) -> TraceStep:
+    row = trace.convention == "row"
+    lines = ["grad_concatenated = " + ("grad_outputs @ w_out.T" if row else "w_out.T @ grad_outputs")]
+    lines.append("grad_w_out = " + ("concatenated.T @ grad_outputs" if row else "grad_outputs @ concatenated.T"))
+    lines += ["grad_b_out = sum of grad_outputs over the inputs"] * ("grad_b_out" in grads)
+    rows = {name: as_rows(array, trace.convention) for name, array in {**grads, **forward}.items()}
+    before, after = (vector_text(rows[name][0]) for name in ("grad_outputs", "grad_concatenated"))
+    times = f"{before} x W_O^T" if row else f"W_O^T x {before}"
+    note = (
+        f"{name_input(trace, 0)}: {times} = {after}\n"
+        f"w_out, from number 1 of concatenated to number 1 of the outputs: "
+        f"{_dot_text(rows['concatenated'][:, 0], rows['grad_outputs'][:, 0])} = {number_text(rows['grad_w_out'][0, 0])}"
+    )
+    arrays = _pick(grads, "grad_outputs", "grad_w_out", "grad_b_out", "grad_concatenated")
+    return make_step(trace, 10, "Back through W_O", "\n".join(lines), arrays, note)
+
+
+def _concatenation_backward(heads: Sequence[tuple[Intermediates, Mapping[str, Array]]]) -> TraceStep:
+    trace, count = heads[0][0], len(heads)
+    lines = ["Each head goes on from its own part: the gradient of its outputs."]
+    for n, (head, its) in enumerate(heads[:_MAX_LINES], 1):
+        lines.append(
+            f"head {n}, {name_input(trace, 0)}: {vector_text(as_rows(its['grad_outputs'], head.convention)[0])}"
+        )
+    lines += [f"... and {count - _MAX_LINES} more"] * (count > _MAX_LINES)
+    side = "columns" if trace.convention == "row" else "rows"
+    formula = f"grad_outputs of a head = its {side} of grad_concatenated"
+    return make_step(trace, 9, "Split the gradient among the heads", formula, {}, "\n".join(lines))
+
+
+def _join_weights(
+    heads: Sequence[tuple[Intermediates, Mapping[str, Array]]], grads: Mapping[str, Array], num_kv_heads: int
+) -> TraceStep:
+    trace, size = heads[0][0], len(heads) // num_kv_heads
+    title = "Join the gradients of the heads' weights"
+    if trace.x is None:
+        return make_step(trace, 3, title, "", {}, "Not known: the heads start from queries, keys and values.")
+    lines = []
+    for kind in "wb":
+        for name, _ in PROJECTED:
+            if f"grad_{kind}_{name}" in grads:
+                joined = _joined_text(len(heads), 1 if name == "query" else size, trace.convention == "row")
+                lines.append(f"grad_{kind}_{name} = {joined}")
+    place = "side by side" if trace.convention == "row" else "on top of each other"
+    note = f"A module stores the weights of all heads in one matrix, {place}."
+    if size > 1:
+        note += f"\n{size} heads share each key and value, so the gradients of their weights add up."
+    arrays = _pick(grads, *(f"grad_{kind}_{name}" for kind in "wb" for name, _ in PROJECTED))
+    return make_step(trace, 3, title, "\n".join(lines), arrays, note)
+
+
+def _joined_text(heads: int, size: int, row: bool) -> str:
+    """Write the heads' gradients side by side or stacked, each the sum of size heads."""
+    sums = [" + ".join(f"head_{n + 1}" for n in range(first, first + size)) for first in range(0, heads, size)]
+    if heads > _MAX_LINES:
+        sums = [sums[0], "...", sums[-1]] if len(sums) > 1 else [f"head_1 + ... + head_{heads}"]
+    return f"Concat({', '.join(sums)})" if row else f"[{'; '.join(sums)}]"
+
+
+def _add_inputs(heads: Sequence[tuple[Intermediates, Mapping[str, Array]]], grads: Mapping[str, Array]) -> TraceStep:
+    trace, title = heads[0][0], "Add the heads' gradients of the inputs"
+    if trace.x is None:
+        return make_step(trace, 1, title, "", {}, "Not known: the heads start from queries, keys and values.")
+    shares = [vector_text(as_rows(its["grad_x"], head.convention)[0]) for head, its in heads[:_MAX_TERMS]]
+    terms = " + ".join(shares + ["..."] * (len(heads) > _MAX_TERMS))
+    note = f"Every head reads the same inputs.\n{name_input(trace, 0)}: {terms} = "
+    note += vector_text(as_rows(grads["grad_x"], trace.convention)[0])
+    return make_step(trace, 1, title, "grad_x = sum of grad_x over the heads", _pick(grads, "grad_x"), note)

@@ -30,6 +30,8 @@ from pyattn.tracing.render.text import MAX_SHOWN, cut, number_text
 
 __all__ = [
     "HOW",
+    "MAX_HEADS",
+    "MAX_HEADS_REPEATED",
     "Figure",
     "data_of",
     "embedded",
@@ -43,8 +45,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[np.float64]
-_MAX_HEADS = 16
-_MAX_HEADS_REPEATED = 4  # with more, steps do not repeat what they read
+MAX_HEADS = 16
+MAX_HEADS_REPEATED = 4  # with more, steps do not repeat what they read
 _MAX_PIXELS = 256  # per side of a heat map; in larger ones a pixel is the maximum of several weights
 _CHARACTERS_PER_TOKEN = 2200  # limit of embedded matrices: 140 kB for 64 tokens; the rest of a page is some 40 kB
 _GIVEN = ("x", "w_key", "w_query", "w_value", "b_key", "b_query", "b_value")
@@ -91,7 +93,7 @@ def to_html(trace: Intermediates, page: bool = False) -> str:
 @np.errstate(all="ignore")
 def heads_html(heads: Sequence[Intermediates], joining: Sequence[TraceStep], page: bool = False) -> str:
     """Write the weights of all heads side by side, the steps of the first 16 to unfold, and those that join them."""
-    shown = heads[:_MAX_HEADS]
+    shown = heads[:MAX_HEADS]
     names = [new_id() for _ in shown]
     steps = [eight_steps(head) for head in shown]
     level = "h1" if page else "h2"
@@ -177,7 +179,7 @@ def _steps(
 ) -> str:
     """Write the steps and the data that the script needs; heads is the number of heads on the page."""
     # Many heads leave no room for copies of what a step reads.
-    reads = _read_by(trace, steps, editable) if page and heads <= _MAX_HEADS_REPEATED else {}
+    reads = _read_by(trace, steps, editable) if page and heads <= MAX_HEADS_REPEATED else {}
     sections = [section(step, trace, heads, reads.get(step.number, ()), name if page else "") for step in steps]
     return with_data(sections, data_of(trace, heads, editable), name, page, "pa-forward")
 
