@@ -11,6 +11,8 @@ const aboutBackward = function (model) {
   const scaled = terms => times ? times + "(" + terms + ")" : terms;
   const seen = (i, j) => model.scores(i)[j] !== -Infinity;
   const HIDDEN = "hidden by the mask: 0", ALL_HIDDEN = "every key is hidden by the mask: 0";
+  const CHANGES = "each score " + (times ? "before scaling " : "") + "changes by ";
+  const EACH_QUERY = "for each query, the sum over the keys of grad_scores \u00d7 ";
 
   function aboutWeights(i, j) {
     const grad = row(matrix("grad_outputs"), i), value = row(matrix("values"), j);
@@ -46,23 +48,70 @@ const aboutBackward = function (model) {
     if (data.normalize === "softmax") return [head + factor(weight) + " \u00d7 (" + less + ")" + equals, from];
     return [head + (weight > 0 ? less + equals : "its weight is 0, and stays 0 when the score changes a little: 0"), from];
   }
-  function aboutQueriesOrKeys(name, i, d) {
-    const ofQuery = name === "queries", other = matrix(ofQuery ? "keys" : "queries"), grads = matrix("grad_scores");
-    const pairs = ofQuery ? [i, -1] : [-1, i];
-    const from = [["grad_scores", ...pairs], ["scale", 0, 0]], head = "gradient of " + place(name, i, d) + "\n";
-    const equals = number("grad_" + name, i, d);
-    if (data.score !== "dot") {
-      const others = ofQuery ? "keys" : "queries";
-      return [head + "a sum over all " + others + ", by the formula above = " + equals,
-        [...from, ["queries", ofQuery ? i : -1, -1], ["keys", ofQuery ? -1 : i, -1]]];
+  // How each score changes with number d of a query or a key, before scaling: a line for it, and the cells it reads.
+  function aboutSlopes(ofQuery, i, d, pairs) {
+    const others = ofQuery ? "keys" : "queries", q = ofQuery ? "q" : "k", k = ofQuery ? "k" : "q";
+    const own = row(matrix(ofQuery ? "queries" : "keys"), i), vectors = pairs.map(n => row(matrix(others), n));
+    const W = matrix("score_weight"), numbers = vectors.map(v => v[d]), n = d + 1;
+    const both = [[ofQuery ? "queries" : "keys", i, d], [others, -1, d]];
+    if (data.score === "dot") return ["numbers of the " + others, numbers, [[others, -1, d]]];
+    if (data.score === "distance")
+      return [CHANGES + "-2 \u00d7 (" + q + " - " + k + ")", numbers.map(x => -2 * (own[d] - x)), both];
+    if (data.score === "additive") {
+      const slopes = numbers.map(x => W.a[d] * (1 - Math.tanh(own[d] + x) ** 2));
+      return [CHANGES + "w \u00d7 (1 - tanh(q + k)\u00b2), w = " + text(W.a[d]), slopes,
+        [...both, ["score_weight", 0, d]]];
     }
-    const g = ofQuery ? row(grads, i) : column(grads, i), numbers = column(other, d);
+    if (data.score === "bilinear") {
+      const weights = ofQuery ? row(W, d) : column(W, d);
+      const slopes = vectors.map(v => v.reduce((total, x, m) => total + x * weights[m], 0));
+      return [CHANGES + "number " + n + " of " + (ofQuery ? "W k" : "q W"), slopes,
+        [[others, -1, -1], ofQuery ? ["score_weight", d, -1] : ["score_weight", -1, d]]];
+    }
+    const unit = model.direction(own), length = Math.hypot(...own);
+    const cosines = vectors.map(v => model.unscaled(own, v)), units = vectors.map(v => model.direction(v)[d]);
+    const slopes = units.map((u, m) => length === 0 ? 0 : (u - cosines[m] * unit[d]) / length);
+    return ["cosines " + vector(cosines) + "\nnumbers " + n + " of " + k + "/|" + k + "| " + vector(units) +
+      "\nnumber " + n + " of " + q + "/|" + q + "| is " + text(unit[d]) + ", and |" + q + "| is " + text(length) +
+      "\n" + CHANGES + "(" + k + "/|" + k + "| - cosine \u00d7 " + q + "/|" + q + "|) / |" + q + "|", slopes,
+      [[ofQuery ? "queries" : "keys", i, -1], [others, -1, -1]]];
+  }
+  function aboutQueriesOrKeys(name, i, d) {
+    const ofQuery = name === "queries", g = ofQuery ? row(matrix("grad_scores"), i) : column(matrix("grad_scores"), i);
+    const from = [["grad_scores", ...(ofQuery ? [i, -1] : [-1, i])], ["scale", 0, 0]];
+    const head = "gradient of " + place(name, i, d) + "\n";
     const visible = g.map((_, n) => n).filter(n => ofQuery ? seen(i, n) : seen(n, i));
-    const pick = v => visible.map(n => v[n]);
     if (!visible.length) return [head + (ofQuery ? ALL_HIDDEN : "hidden from every query: 0"), from];
-    return [head + "gradients of its scores " + vector(pick(g)) + "\nnumbers of the " + (ofQuery ? "keys " : "queries ") +
-      vector(pick(numbers)) + "\n" + scaled(dot(pick(g), pick(numbers))) + " = " + equals,
-      [...from, [ofQuery ? "keys" : "queries", -1, d]]];
+    const [words, slopes, read] = aboutSlopes(ofQuery, i, d, visible), grads = visible.map(n => g[n]);
+    return [head + "gradients of its scores " + vector(grads) + "\n" + words + " " + vector(slopes) + "\n" +
+      scaled(dot(grads, slopes)) + " = " + number("grad_" + name, i, d), [...from, ...read]];
+  }
+  // For each query that attends to a key, the sum over its keys of grad_scores times a number of the pair.
+  function sumsOverKeys(numberOf) {
+    const grads = matrix("grad_scores"), keys = Array.from({length: grads.c}, (_, j) => j);
+    return Array.from({length: grads.r}, (_, i) => [i, keys.filter(j => seen(i, j))]).filter(([, js]) => js.length)
+      .map(([i, js]) => ({i, sum: js.reduce((total, j) => total + at(grads, i, j) * numberOf(i, j), 0)}));
+  }
+  function aboutScoreWeight(a, b) {
+    const Q = matrix("queries"), K = matrix("keys"), matrixOf = data.score === "bilinear";
+    const head = "gradient of score_weight, number " + (matrixOf ? (a + 1) + ", " + (b + 1) : b + 1) + "\n";
+    const sums = sumsOverKeys((i, j) => matrixOf ? at(K, j, b) : Math.tanh(at(Q, i, b) + at(K, j, b)));
+    const totals = sums.map(one => one.sum), equals = " = " + number("grad_score_weight", a, b);
+    const from = [["grad_scores", -1, -1], ["queries", -1, matrixOf ? a : b], ["keys", -1, b], ["scale", 0, 0]];
+    if (!totals.length) return [head + ALL_HIDDEN, from];
+    const start = head + EACH_QUERY;
+    if (!matrixOf)
+      return [start + "tanh(q + k) " + vector(totals) + "\n" + scaled(sum(totals.map(factor))) + equals, from];
+    const numbers = sums.map(one => at(Q, one.i, a));
+    return [start + "number " + (b + 1) + " of k " + vector(totals) + "\nnumbers " + (a + 1) + " of the queries " +
+      vector(numbers) + "\n" + scaled(dot(numbers, totals)) + equals, from];
+  }
+  function aboutScale() {
+    const Q = matrix("queries"), K = matrix("keys"), head = "gradient of the scale\n";
+    const totals = sumsOverKeys((i, j) => model.unscaled(row(Q, i), row(K, j))).map(one => one.sum);
+    const from = [["grad_scores", -1, -1], ["queries", -1, -1], ["keys", -1, -1]];
+    if (!totals.length) return [head + ALL_HIDDEN, from];
+    return [head + EACH_QUERY + "the score before scaling " + vector(totals) + "\n" + sum(totals.map(factor)) + " = " + number("grad_scale", 0, 0), from];
   }
   function aboutMatrix(name, a, b) {
     const w = name.slice(7), plural = Object.keys(OF).find(key => OF[key] === w), grads = matrix("grad_" + plural);
@@ -82,10 +131,6 @@ const aboutBackward = function (model) {
     return ["gradient of input " + label("q", i) + ", number " + (a + 1) + "\n" + parts.map(part => part.words).join("\n+ ") +
       "\n= " + number("grad_x", i, a), parts.flatMap(part => part.from)];
   }
-  function aboutScale() {
-    return ["gradient of the scale\nsum over all pairs of grad_scores times the score before scaling = " +
-      number("grad_scale", 0, 0), [["grad_scores", -1, -1]]];
-  }
 
   return function (name, i, j, q) {
     if (name !== "delta" && !name.startsWith("grad_")) return forward(name, i, j, q);
@@ -102,9 +147,10 @@ const aboutBackward = function (model) {
       return ["the mask is added to the scores: the same gradient\n" + words, from];
     }
     if (of === "queries" || of === "keys") return aboutQueriesOrKeys(of, i, j);
-    if (of === "x") return aboutInput(i, j);
     if (of === "scale") return aboutScale();
-    if (of === "score_weight") return ["gradient of score_weight, by the formula above = " + number(name, i, j), []];
+    if (of === "score_weight") return aboutScoreWeight(i, j);
+    if (!matrix("x")) return [name + " = " + number(name, i, j) + "\n" + LARGE, []];
+    if (of === "x") return aboutInput(i, j);
     return aboutMatrix(name, i, j);
   };
 };

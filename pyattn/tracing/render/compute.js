@@ -54,7 +54,7 @@ const attention = function (data) {
     const unit = v.map(x => x / large), length = Math.sqrt(unit.reduce((sum, x) => sum + x * x, 0));
     return unit.map(x => x / (length === 0 ? 1 : length));
   }
-  function score(q, k) {
+  function unscaled(q, k) {
     const W = given.score_weight;
     if (data.score === "bilinear") q = times(q, W);
     if (data.score === "cosine") { q = direction(q); k = direction(k); }
@@ -64,8 +64,9 @@ const attention = function (data) {
     }[data.score] || (d => q[d] * k[d]);
     let sum = 0;
     for (let d = 0; d < q.length; d++) sum += term(d);
-    return given.scale.a[0] * sum;
+    return sum;
   }
+  const score = (q, k) => given.scale.a[0] * unscaled(q, k);
   function seen(i, j) {
     const mask = given.visible, bias = given.attn_bias;
     return !(mask && !at(mask, i, j)) && !(bias && at(bias, i, j) === -Infinity);
@@ -139,5 +140,6 @@ const attention = function (data) {
     return perQuery ? {r: rows.length, c: rows[0].length, a: rows.flat()} : rows;
   }
   reset();
-  return {data, matrix, result, row, column, at, times, score, scores, weights, weighted, output, seen, set, reset};
+  const queries = {unscaled, score, scores, weights, weighted, output, seen};
+  return {data, matrix, result, row, column, at, times, direction, set, reset, ...queries};
 };
