@@ -287,3 +287,78 @@ def test_the_cosine_of_vectors_whose_squares_overflow_is_right():
     found = reference.attention([[3e200, 4e200]], [[4e200, 3e200], [-3e200, -4e200]], [[1], [0]], score="cosine")
     exact = 1 / (1 + mpmath.exp(mpmath.mpf("-1.96")))
     assert_near(found.weights[:, 0], [exact])
+
+
+# Gradients: derivatives of the formulas in 50 digits, one argument at a time
+
+
+def derivatives_exactly(function, numbers):
+    """The derivative of a function of a list of numbers with respect to each of them."""
+    exact = [mpmath.mpf(str(number)) for number in numbers]
+    return [
+        mpmath.diff(lambda moved, n=n: function([*exact[:n], moved, *exact[n + 1 :]]), exact[n])
+        for n in range(len(exact))
+    ]
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_of_scores_are_derivatives(score, wide):
+    rng = np.random.default_rng(4)
+    q, k, w, grad = (rng.standard_normal(shape).astype(wide) for shape in ((3, 3), (4, 3), (3, 3), (3, 4)))
+    weight, scale = {"bilinear": w, "additive": w[0]}.get(score), wide(0.7)
+    seen = np.array([[True, True, False, True], [True, False, False, True], [False] * 4])
+    grad[~seen] = 0
+    undone = {"dot": mpmath.sqrt(3), "distance": 2 * mpmath.sqrt(3)}.get(score, 1)  # SCORES have the default scale
+
+    def loss(given):
+        queries, keys, rows = (
+            [given[n : n + 3] for n in range(at, at + size, 3)] for at, size in ((0, 9), (9, 12), (21, 9))
+        )
+        return (
+            given[30]
+            * undone
+            * mpmath.fsum(
+                mpmath.mpf(str(grad[i, j])) * SCORES[score](queries[i], keys[j], rows) for i, j in np.argwhere(seen)
+            )
+        )
+
+    exact = derivatives_exactly(loss, [*q.ravel(), *k.ravel(), *w.ravel(), scale])
+    k[2], q[2] = np.nan, np.inf  # masked everywhere: not read
+    ours = reference.scores_backward(grad, q, k, score, scale, weight, visible=seen, dtype=wide)
+    assert ours.query.dtype == ours.key.dtype == ours.scale.dtype == wide
+    assert (ours.score_weight is None) == (weight is None)
+    assert_near(ours.query, exact[:9])
+    assert_near(ours.key, exact[9:21])
+    assert_near(ours.scale, exact[30:])
+    if weight is not None:
+        assert_near(ours.score_weight, exact[21 : 21 + weight.size])
+
+
+def test_gradients_of_a_softmax_are_derivatives(wide):
+    rng = np.random.default_rng(5)
+    scores, grad = rng.standard_normal((2, 3, 5)).astype(wide)
+    seen = np.ones((3, 5), bool)
+    seen[1, 2:4], seen[2] = False, False
+    weights = reference.softmax(np.where(seen, scores, -np.inf), dtype=wide)
+    ours, delta = reference.softmax_backward(grad, weights, visible=seen, dtype=wide)
+    assert ours.dtype == delta.dtype == wide
+    for i in range(3):
+        js = np.flatnonzero(seen[i])
+
+        def loss(given, i=i, js=js):
+            exps = [mpmath.exp(number) for number in given]
+            return mpmath.fsum(mpmath.mpf(str(grad[i, j])) * e for j, e in zip(js, exps, strict=True)) / mpmath.fsum(
+                exps
+            )
+
+        assert_near(ours[i, js], derivatives_exactly(loss, scores[i, js]))
+        assert not ours[i, ~seen[i]].any()
+        mean = [loss([mpmath.mpf(str(s)) for s in scores[i, js]])] if len(js) else [mpmath.mpf(0)]
+        assert_near(delta[i], mean)
+
+
+def test_gradients_of_masked_pairs_do_not_read_them():
+    weights, grad = [[0.25, 0.75, np.nan]], [[1.0, 3.0, np.nan]]
+    ours, delta = reference.softmax_backward(grad, weights, visible=[[True, True, False]])
+    assert delta.tolist() == [[2.5]]
+    assert ours.tolist() == [[-0.375, 0.375, 0.0]]
