@@ -7,6 +7,8 @@ import copy
 import functools
 import inspect
 import math
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pyattn._core as _core
-from pyattn._util.halves import as_float32, is_half, round_to, rounded
+from pyattn._util.halves import as_float32, compute_dtype, is_half, round_to, rounded
 from pyattn._util.random import as_generator, draw_seed
 from pyattn._util.typing import RNG, FloatArray
 from pyattn.masks import Mask
@@ -349,20 +351,47 @@ def _without_gradients(module: Any) -> NotImplementedError:
 
 # Gradients of parameters
 
+_locks: list[threading.RLock] = []
+
+
+def _renew_locks() -> None:
+    """Make the locks; a child of fork may be born while another thread holds one."""
+    _locks[:] = [threading.RLock() for _ in range(64)]
+
+
+_renew_locks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _adding_to(module: Any) -> threading.RLock:
+    """Lock the gradients of a module's own parameters, as threads may share it."""
+    return _locks[id(module) // 64 % len(_locks)]
+
+
+def _check_unchanged(parameter: FloatArray, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if parameter.shape != shape or compute_dtype(parameter.dtype) != dtype:
+        raise ValueError(
+            f"{name} has shape {parameter.shape} and dtype {parameter.dtype}, but its gradient has shape {shape} and "
+            f"dtype {dtype}: it was replaced after vjp; call vjp again"
+        )
+
 
 def add_gradient(module: Any, name: str, grad: FloatArray) -> None:
     """Add to the gradient of a parameter, which has its memory order; grad is the caller's to give away."""
-    held = module._gradients
-    if name in held:
-        held[name] += grad
-        return
     like = vars(module)[name]
-    if grad.shape == like.shape and _order(grad) == _order(like) and grad.base is None:
-        total = grad
-    else:
-        total = np.empty_like(like, dtype=grad.dtype)
-        total[...] = grad
-    module._set_gradients({**held, name: total})
+    _check_unchanged(like, name, grad.shape, grad.dtype)
+    with _adding_to(module):
+        held = module._gradients
+        if name in held:
+            held[name] += grad
+            return
+        if _order(grad) == _order(like) and grad.base is None:
+            total = grad
+        else:
+            total = np.empty_like(like, dtype=grad.dtype)
+            total[...] = grad
+        module._set_gradients({**held, name: total})
 
 
 def _order(array: FloatArray) -> list[int]:
@@ -376,13 +405,16 @@ _ALL = slice(None)
 def add_product(module: Any, name: str, x: FloatArray, grad: FloatArray, rows: slice = _ALL) -> None:
     """Add ``grad.T @ x`` to the gradient of a weight's rows, in the weight's memory order, in one pass over it."""
     x, grad = as_rows(x), as_rows(grad)
-    if name not in module._gradients and rows == _ALL:
-        total = _like(vars(module)[name], np.empty_like)
-        _multiply(x, grad, None, total)
-        module._set_gradients({**module._gradients, name: total})
-    else:
-        total = _gradient_of(module, name)[rows]
-        _multiply(x, grad, total, total)
+    weight = vars(module)[name]
+    _check_unchanged(weight[rows], name, (grad.shape[1], x.shape[1]), grad.dtype)
+    with _adding_to(module):
+        if name not in module._gradients and rows == _ALL:
+            total = _like(weight, np.empty_like)
+            _multiply(x, grad, None, total)
+            module._set_gradients({**module._gradients, name: total})
+        else:
+            total = _gradient_of(module, name)[rows]
+            _multiply(x, grad, total, total)
 
 
 def _multiply(x: FloatArray, grad: FloatArray, before: FloatArray | None, out: FloatArray) -> None:
@@ -398,8 +430,11 @@ def add_sum(module: Any, name: str, grad: FloatArray, rows: slice = _ALL) -> Non
     if vars(module)[name] is None:
         return
     grad = as_rows(grad)
-    total = _gradient_of(module, name)[rows]
-    total += _core.linear(np.ones((1, len(grad)), grad.dtype), grad.T)[0]
+    _check_unchanged(vars(module)[name][rows], name, grad.shape[1:], grad.dtype)
+    added = _core.linear(np.ones((1, len(grad)), grad.dtype), grad.T)[0]
+    with _adding_to(module):
+        total = _gradient_of(module, name)[rows]
+        total += added
 
 
 def _gradient_of(module: Any, name: str) -> FloatArray:
@@ -413,7 +448,7 @@ def _gradient_of(module: Any, name: str) -> FloatArray:
 
 def _like(parameter: FloatArray, make: Callable[..., FloatArray]) -> FloatArray:
     """Make an array for a parameter's gradient, in its memory order; that of a half is float32."""
-    return make(parameter, dtype=np.float32 if is_half(parameter.dtype) else parameter.dtype)
+    return make(parameter, dtype=compute_dtype(parameter.dtype))
 
 
 def as_rows(x: FloatArray) -> FloatArray:
@@ -435,8 +470,10 @@ def rows_of(module: Any, rows: FloatArray, which: slice | int) -> FloatArray:
     """Track rows of a module's weight: their gradient goes to the weight's."""
 
     def backward(grad: FloatArray) -> tuple[()]:
-        total = _gradient_of(module, "weight")[which]
-        total += grad
+        _check_unchanged(module.weight[which], "weight", grad.shape, grad.dtype)
+        with _adding_to(module):
+            total = _gradient_of(module, "weight")[which]
+            total += grad
         return ()
 
     return running().step(rows, (), backward)

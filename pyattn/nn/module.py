@@ -393,8 +393,8 @@ class Module:
     def vjp(self, *args: Any, checkpoint: bool = False, **kwargs: Any) -> tuple[Any, Backward]:
         """Call `forward`, and return its output with the way back to gradients.
 
-        Gradients of the arguments are returned by the second result; those of parameters are added to `grads`. Between
-        the two calls, arguments and parameters must not change.
+        Gradients of the arguments are returned by the second result; those of parameters are added to `grads`, from
+        several threads, too. Between the two calls, arguments and parameters must not change.
 
         Parameters
         ----------

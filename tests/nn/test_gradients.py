@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -501,3 +503,66 @@ def test_refuses():
         nn.TransformerEncoder.from_layers([Forward()]).vjp(X, checkpoint=True)
     with pytest.raises(AttributeError, match=r"module\.vjp"):
         linear.backward  # noqa: B018
+
+
+@pytest.mark.threads
+def test_threads_add_their_gradients_to_one_module():
+    """As arguments of 1 and small whole numbers have exact sums, no addition may be lost."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, dtype=np.float64, rng=0)
+    linear, x = nn.Linear(64, 64, dtype=np.float64, rng=0), np.ones((16, 64))
+
+    def work():
+        output, backward = linear.vjp(x)
+        backward(np.ones_like(output))
+        output, backward = layer.vjp(np.ones((1, 3, 8)))
+        backward(np.ones_like(output))
+
+    work()
+    alone = {**linear.grads}, {**layer.grads}
+    for _ in range(20):
+        linear.zero_grad()
+        layer.zero_grad()
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, grad in linear.grads.items():
+            np.testing.assert_array_equal(grad, 8 * alone[0][name])
+        for name, grad in layer.grads.items():
+            np.testing.assert_allclose(grad, 8 * alone[1][name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", [np.ones((2, 2), np.bool_), np.tril(np.ones((2, 2), np.bool_))])
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}])
+def test_vjp_doubts_a_mask_where_the_call_does(mask, options):
+    attention = nn.MultiheadAttention(4, 1, batch_first=True, rng=0, **options)
+    x, said = np.ones((1, 2, 4), np.float32), []
+    for call in (attention, attention.vjp):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(x, x, x, attn_mask=mask, key_padding_mask=np.array([[False, True]]))
+        said.append([str(warning.message) for warning in caught])
+    assert said[0] == said[1]
+
+
+def test_vjp_takes_the_word_of_a_mask_object():
+    attention, x = nn.SelfAttention(4, 3, 5, rng=0), np.ones((2, 4), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention.vjp(x, attn_mask=masks.from_array(np.triu(np.ones((2, 2), np.bool_), 1)))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "given"),
+    [
+        (nn.Linear(3, 2, rng=0), "weight", np.ones((3, 4), np.float32)),
+        (nn.Linear(3, 2, rng=0), "weight", np.ones((2, 3))),
+        (nn.Linear(3, 2, rng=0), "bias", np.ones(3, np.float32)),
+    ],
+)
+def test_a_parameter_that_was_replaced_on_the_way_is_named(module, name, given):
+    output, backward = module.vjp(np.ones((1, 3), np.float32))
+    setattr(module, name, given)
+    with pytest.raises(ValueError, match=f"^{name} has shape .* it was replaced after vjp; call vjp again"):
+        backward(np.ones_like(output))

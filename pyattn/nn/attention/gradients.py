@@ -152,7 +152,7 @@ def record_self(
         array = array[..., np.newaxis, :, :] if array.ndim > 2 else array
         if array.dtype != np.bool_:
             floats = ((mask, array.shape),)
-        mask = array
+        mask = from_array(array) if isinstance(mask, Mask) else array
     options: dict[str, Any] = {"is_causal": masks.is_causal, "align": masks.align, "window": masks.window}
     options["key_lengths"] = masks.key_lengths
     scale = module.scale
@@ -270,21 +270,21 @@ def _one_mask(masking: Masking, sizes: ScoreSizes) -> OneMask:
 
 
 def _attend(mask: Any) -> Any:
-    """Turn a bool mask, True = blocked, into True = attend."""
-    return ~mask if mask is not None and mask.dtype == np.bool_ else mask
+    """Turn a bool mask, True = blocked, into a mask object: its meaning is not to be doubted again."""
+    return from_array(~mask) if mask is not None and mask.dtype == np.bool_ else mask
 
 
 def _join(one: Any, other: Any) -> Any:
     """Let attend what both masks let."""
     if one is None or other is None:
         return other if one is None else one
-    are_floats = [not isinstance(mask, Mask) and mask.dtype != np.bool_ for mask in (one, other)]
+    are_floats = [not isinstance(mask, Mask) for mask in (one, other)]
     if all(are_floats):
         return one + other
     if any(are_floats):
         bias, seen = (one, other) if are_floats[0] else (other, one)
         return np.where(np.asarray(seen), bias, bias.dtype.type(-np.inf))
-    return (one if isinstance(one, Mask) else from_array(one)) & other
+    return one & other
 
 
 def _with_extra(masks: OneMask, masking: Masking, sizes: ScoreSizes, extra: int) -> OneMask:
@@ -300,6 +300,6 @@ def _with_extra(masks: OneMask, masking: Masking, sizes: ScoreSizes, extra: int)
     if mask is None:
         return OneMask(None, {"is_causal": False}, ())
     array = np.asarray(mask)
-    seen = np.zeros((*array.shape[:-1], extra), array.dtype) if array.dtype != np.bool_ else None
-    columns = np.ones((*array.shape[:-1], extra), np.bool_) if seen is None else seen
-    return OneMask(np.concatenate([array, columns], axis=-1), {"is_causal": False}, masks.floats)
+    columns = np.full((*array.shape[:-1], extra), array.dtype == np.bool_, array.dtype)
+    joined: Any = np.concatenate([array, columns], axis=-1)
+    return OneMask(from_array(joined) if isinstance(mask, Mask) else joined, {"is_causal": False}, masks.floats)
