@@ -116,6 +116,8 @@ def as_choice(x: object, name: str, choices: Collection[Any], *, other: str = ""
 
 def as_choices(x: str | Iterable[str], name: str, choices: Collection[str]) -> list[str]:
     """Read one or some of a few words."""
+    if not isinstance(x, Iterable):
+        raise TypeError(f"{name} is of type {type(x).__name__}, expected some of {', '.join(map(repr, choices))}")
     words = [x] if isinstance(x, str) else list(x)
     for word in words:
         as_choice(word, name, choices)

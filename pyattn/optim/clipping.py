@@ -11,7 +11,7 @@ import pyattn._core as _core
 from pyattn._util.arguments import as_flag, as_number
 from pyattn._util.halves import as_float32
 from pyattn._util.typing import FloatArray
-from pyattn.optim.optimizer import HasGradients
+from pyattn.optim.optimizer import HasGradients, gradients_of
 
 __all__ = ["clip_grad_norm_"]
 
@@ -68,7 +68,7 @@ def clip_grad_norm_(
     if not p > 0:
         raise ValueError(f"norm_type is {norm_type}, expected a number above 0")
     refuses = as_flag(error_if_nonfinite, "error_if_nonfinite")
-    gradients = module.grads
+    gradients = gradients_of(module)
     norm = _norm([_flat(gradient) for gradient in gradients.values()], p)
     if refuses and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}, so they cannot be clipped")

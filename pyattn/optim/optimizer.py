@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from pyattn._util.messages import short_repr
 from pyattn._util.names import naming_keywords_of_class, nearest
 from pyattn._util.typing import FloatArray
 
-__all__ = ["Groups", "HasGradients", "Optimizer", "Update", "update_in_place"]
+__all__ = ["Groups", "HasGradients", "Optimizer", "Update", "gradients_of", "update_in_place"]
 
 Groups: TypeAlias = Sequence[Mapping[str, Any]] | None
 
@@ -34,6 +34,20 @@ class HasGradients(Protocol):
     def zero_grad(self) -> None:
         """Drop the gradients."""
         ...
+
+
+def gradients_of(module: HasGradients) -> dict[str, FloatArray]:
+    """Return a module's gradients; refuse what has none by name, such as parameters() or a module of torch."""
+    gradients = getattr(module, "grads", None)
+    if isinstance(gradients, dict):
+        return gradients
+    kind = type(module).__name__
+    if any(base.__module__ == "torch.nn.modules.module" for base in type(module).__mro__):
+        raise TypeError(
+            f"module is of type {kind}, a module of torch; pyattn.interop.torch.from_torch converts it to a "
+            "pyattn.nn.Module"
+        )
+    raise TypeError(f"module is of type {kind}, expected a pyattn.nn.Module: the module itself, not its parameters")
 
 
 class Update(NamedTuple):
@@ -79,8 +93,7 @@ class Optimizer:
     _counts: ClassVar[bool] = False  # steps, so that state without arrays makes no sense
 
     def __init__(self, module: HasGradients, defaults: Mapping[str, Any], groups: Groups = None) -> None:
-        if not hasattr(module, "named_parameters"):
-            raise TypeError(f"module is of type {type(module).__name__}, expected a pyattn.nn.Module")
+        gradients_of(module)
         self._module = module
         self._defaults = self._checked(defaults)
         names = [name for name, _ in module.named_parameters()]
@@ -114,6 +127,8 @@ class Optimizer:
         """Make the groups given, and one of all other parameters."""
         found: list[dict[str, Any]] = []
         rest = dict.fromkeys(names)
+        if isinstance(groups, (str, Mapping)) or not (groups is None or isinstance(groups, Iterable)):
+            raise TypeError(f"groups is of type {type(groups).__name__}, expected a list of dicts, each with 'params'")
         for n, group in enumerate(() if groups is None else groups):
             if not isinstance(group, Mapping) or "params" not in group:
                 raise TypeError(f"groups[{n}] is {short_repr(group)}, expected a dict with 'params' and options")
@@ -256,10 +271,7 @@ class Optimizer:
         ValueError
             Groups or shapes differ, or the state is of another optimiser.
         """
-        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= {*state_dict}:
-            raise TypeError(
-                f"state_dict is of type {type(state_dict).__name__}, expected a dict with 'state' and 'param_groups'"
-            )
+        _check_form(state_dict)
         loaded = state_dict["param_groups"]
         sizes = [len(group["params"]) for group in loaded]
         own_sizes = [len(group["params"]) for group in self.param_groups]
@@ -313,6 +325,33 @@ class Optimizer:
         options = ", ".join(f"{name}={self.param_groups[0][name]!r}" for name in self._defaults)
         more = f", {len(self.param_groups)} groups" if len(self.param_groups) > 1 else ""
         return f"{type(self).__name__}({options}{more})"
+
+
+def _check_form(state_dict: Mapping[str, Any]) -> None:
+    """Refuse what is not of the form that `Optimizer.state_dict` has."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= {*state_dict}:
+        raise TypeError(
+            f"state_dict is of type {type(state_dict).__name__}, expected a dict with 'state' and 'param_groups'"
+        )
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    if not isinstance(groups, (list, tuple)):
+        raise TypeError(f"state_dict['param_groups'] is of type {type(groups).__name__}, expected a list of dicts")
+    for n, group in enumerate(groups):
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), (list, tuple)):
+            raise TypeError(
+                f"state_dict['param_groups'][{n}] is {short_repr(group)}, expected a dict with 'params', a list of "
+                "indices, and options"
+            )
+        for key in group["params"]:
+            if not isinstance(key, Hashable):
+                raise TypeError(
+                    f"state_dict['param_groups'][{n}]['params'] has a {type(key).__name__}, expected indices"
+                )
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state_dict['state'] is of type {type(state).__name__}, expected a dict of dicts by index")
+    for key, own in state.items():
+        if not isinstance(own, Mapping):
+            raise TypeError(f"state_dict['state'][{key!r}] is of type {type(own).__name__}, expected a dict")
 
 
 def empty_moment(parameter: FloatArray) -> FloatArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from pyattn._util.arguments import as_count, as_finite, as_number
@@ -125,7 +125,10 @@ class LRScheduler:
             raise TypeError(
                 f"state_dict is of type {type(state_dict).__name__}, expected a dict with 'base_lrs' and 'last_epoch'"
             )
-        base_lrs = [as_finite(lr, "base_lrs", least=0) for lr in state_dict["base_lrs"]]
+        given = state_dict["base_lrs"]
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"base_lrs is of type {type(given).__name__}, expected a list of numbers, one a group")
+        base_lrs = [as_finite(lr, "base_lrs", least=0) for lr in given]
         if len(base_lrs) != len(self.base_lrs):
             raise ValueError(f"the state has {len(base_lrs)} groups, expected {len(self.base_lrs)}")
         self.last_epoch = as_count(state_dict["last_epoch"], "last_epoch", least=0)
@@ -173,9 +176,15 @@ class LambdaLR(LRScheduler):
         lr_lambda: Callable[[int], SupportsFloat] | Sequence[Callable[[int], SupportsFloat]],
     ) -> None:
         groups = len(getattr(optimizer, "param_groups", ()))
+        if not isinstance(lr_lambda, Iterable) and not callable(lr_lambda):
+            raise TypeError(
+                f"lr_lambda is of type {type(lr_lambda).__name__}, expected a function, such as lambda n: 0.9**n, or "
+                "a list of functions"
+            )
         self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
-        if not all(map(callable, self.lr_lambdas)):
-            raise TypeError("lr_lambda must be a function, or a list of functions")
+        for n, function in enumerate(self.lr_lambdas):
+            if not callable(function):
+                raise TypeError(f"lr_lambda[{n}] is of type {type(function).__name__}, expected a function")
         if len(self.lr_lambdas) != groups:
             raise ValueError(f"lr_lambda has {len(self.lr_lambdas)} functions, expected {groups}: one for each group")
         super().__init__(optimizer)

@@ -403,6 +403,7 @@ def test_zero_sizes(score, sizes):
 
 MISTAKES = {
     "need is grad, which": ({"need": "grad"}, ValueError, "'query', 'key', 'value'"),
+    "need is a number": ({"need": 3}, TypeError, "need is of type int, expected some of 'query', 'key', 'value'"),
     "no mask": ({"need": "attn_mask"}, ValueError, "'attn_mask', which was not given"),
     "a bool mask": ({"need": "attn_mask", "attn_mask": np.ones((3, 5), bool)}, ValueError, "not a float mask"),
     "a mask object": ({"need": "attn_mask", "attn_mask": pyattn.masks.causal(3, 5, align="upper_left")}, ValueError,

@@ -220,6 +220,11 @@ def test_nan_stays_in_its_row(dtype, level):
             assert_same_bits(found[2], np.full(4, 3, dtype))
 
 
+def test_a_need_that_is_not_a_name_is_refused():
+    with pytest.raises(TypeError, match="need is of type int, expected some of 'x', 'weight', 'bias'"):
+        functional.layer_norm_backward([[1.0, 0.0]], [[3.0, 4.0]], 2, need=3)
+
+
 def test_shapes_and_dtypes():
     for rows, columns in ((0, 3), (2, 0), (0, 0)):
         empty = np.ones((rows, columns), "f4")

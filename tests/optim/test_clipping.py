@@ -10,7 +10,7 @@ from support.helpers import assert_same_bits, for_each
 from support.learning import MEMORY, Learner, stored_in
 
 import pyattn
-from pyattn import _core, optim
+from pyattn import _core, nn, optim
 
 SHAPES = [(70, 33), (5,), (), (0, 2), (2, 3, 4)]
 
@@ -118,3 +118,19 @@ def test_nothing_is_written_if_a_gradient_is_read_only():
 def test_mistakes_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         optim.clip_grad_norm_(holding({"a": np.ones(2)}), *arguments)
+
+
+@for_each(
+    ("module", "kind"), [(nn.Linear(2, 2).parameters(), "generator"), ([np.ones(2)], "list"), (np.ones(2), "ndarray")]
+)
+def test_what_is_not_a_module_is_refused(module, kind):
+    with pytest.raises(TypeError, match=f"module is of type {kind}, expected a pyattn.nn.Module: the module itself"):
+        optim.clip_grad_norm_(module, 1.0)
+
+
+@pytest.mark.peers
+def test_a_module_of_torch_is_to_be_converted(torch):
+    with pytest.raises(
+        TypeError, match=r"type Linear, a module of torch; pyattn\.interop\.torch\.from_torch converts it"
+    ):
+        optim.clip_grad_norm_(torch.nn.Linear(1, 1), 1.0)

@@ -418,6 +418,11 @@ def one():
 
 MISTAKES = {
     "no module": (lambda: optim.SGD([np.ones(3)]), TypeError, "module is of type list, expected a pyattn.nn.Module"),
+    "parameters": (
+        lambda: optim.AdamW(one().parameters()),
+        TypeError,
+        "module is of type generator, expected a pyattn.nn.Module: the module itself",
+    ),
     "no parameters": (lambda: optim.SGD(nn.Dropout()), ValueError, "the module has no parameters"),
     "lr": (lambda: optim.Adam(one(), lr=-1), ValueError, "lr is -1, expected a finite number of 0 or more"),
     "lr's type": (lambda: optim.Adam(one(), lr="1"), TypeError, "lr is of type str"),
@@ -427,6 +432,12 @@ MISTAKES = {
     "amsgrad": (lambda: optim.Adam(one(), amsgrad=1), TypeError, "amsgrad is of type int"),
     "nesterov": (lambda: optim.SGD(one(), nesterov=True), ValueError, "nesterov=True needs a momentum above 0"),
     "keyword": (lambda: optim.SGD(one(), learning_rate=1), TypeError, "unexpected keyword argument 'learning_rate'"),
+    "groups": (lambda: optim.SGD(one(), groups=3), TypeError, "groups is of type int, expected a list of dicts"),
+    "one group": (
+        lambda: optim.SGD(one(), groups={"params": ["bias"]}),
+        TypeError,
+        "groups is of type dict, expected a list of dicts, each with 'params'",
+    ),
     "group": (lambda: optim.SGD(one(), groups=[["bias"]]), TypeError, "groups[0] is ['bias'], expected a dict"),
     "one name": (
         lambda: optim.SGD(one(), groups=[{"params": "bias"}]),
@@ -465,6 +476,38 @@ MISTAKES = {
         "the state is of another optimizer than Adam: it has no betas",
     ),
 }
+
+
+GROUP = {"params": [0, 1], "lr": 0.1}
+FORMS = {
+    "groups": ({"state": {}, "param_groups": 3}, "state_dict['param_groups'] is of type int, expected a list of dicts"),
+    "group": ({"state": {}, "param_groups": [3]}, "state_dict['param_groups'][0] is 3, expected a dict with 'params'"),
+    "no params": ({"state": {}, "param_groups": [GROUP, {"lr": 1}]}, "['param_groups'][1] is {'lr': 1}, expected"),
+    "params": (
+        {"state": {}, "param_groups": [{"params": 2}]},
+        "[0] is {'params': 2}, expected a dict with 'params', a",
+    ),
+    "index": ({"state": {}, "param_groups": [{"params": [0, [1]]}]}, "[0]['params'] has a list, expected indices"),
+    "state": ({"state": 3, "param_groups": [GROUP]}, "state_dict['state'] is of type int, expected a dict of dicts"),
+    "one state": ({"state": {0: 3}, "param_groups": [GROUP]}, "state_dict['state'][0] is of type int, expected a dict"),
+}
+
+
+@pytest.mark.parametrize(("state_dict", "message"), FORMS.values(), ids=FORMS)
+def test_a_state_of_another_form_is_named(state_dict, message):
+    optimizer = optim.SGD(one(), lr=0.5)
+    with pytest.raises(TypeError) as raised:
+        optimizer.load_state_dict(state_dict)
+    assert message in str(raised.value)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.peers
+def test_a_module_of_torch_is_to_be_converted(torch):
+    with pytest.raises(
+        TypeError, match=r"type Linear, a module of torch; pyattn\.interop\.torch\.from_torch converts it"
+    ):
+        optim.SGD(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MISTAKES.values(), ids=MISTAKES)

@@ -91,7 +91,16 @@ MISTAKES = {
     "factor": (lambda: optim.TransformerLR(optimizer(), 8, factor=-1), ValueError, "factor is -1"),
     "total": (lambda: optim.CosineWarmupLR(optimizer(), 5, 4), ValueError, "total_steps is 4, below warmup_steps, 5"),
     "cycles": (lambda: optim.CosineWarmupLR(optimizer(), 1, 4, math.nan), ValueError, "num_cycles is nan"),
-    "function": (lambda: optim.LambdaLR(optimizer(), [1]), TypeError, "lr_lambda must be a function"),
+    "function": (
+        lambda: optim.LambdaLR(optimizer(), 0.5),
+        TypeError,
+        "lr_lambda is of type float, expected a function",
+    ),
+    "one of them": (
+        lambda: optim.LambdaLR(optimizer(), [abs, 1]),
+        TypeError,
+        "lr_lambda[1] is of type int, expected a function",
+    ),
     "functions": (lambda: optim.LambdaLR(optimizer(), [abs]), ValueError, "lr_lambda has 1 functions, expected 2"),
     "number": (lambda: optim.LambdaLR(optimizer(), str), TypeError, "the result of lr_lambda is of type str"),
     "state": (lambda: optim.LambdaLR(optimizer(), abs).load_state_dict({}), TypeError, "'base_lrs' and 'last_epoch'"),
@@ -99,6 +108,11 @@ MISTAKES = {
         lambda: optim.LambdaLR(optimizer(), abs).load_state_dict({"base_lrs": [1], "last_epoch": 0}),
         ValueError,
         "the state has 1 groups, expected 2",
+    ),
+    "base_lrs": (
+        lambda: optim.LambdaLR(optimizer(), abs).load_state_dict({"base_lrs": 1.0, "last_epoch": 0}),
+        TypeError,
+        "base_lrs is of type float, expected a list of numbers",
     ),
     "base": (lambda: optim.LRScheduler(optimizer()), NotImplementedError, "LRScheduler does not define get_lr"),
 }
