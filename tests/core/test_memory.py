@@ -85,6 +85,32 @@ def test_weights_are_counted_where_they_are_made():
     assert beside <= MOST
 
 
+DERIVATIVES = """
+from pyattn.functional import attention_backward, attention_jvp
+query, key, value, grad, output = rng.standard_normal((5, {length}, 64), np.float32)
+lse = np.full({length}, 9, np.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("length", "threads"), [(8192, 1), (LENGTH, 2), pytest.param(16384, 1, marks=pytest.mark.slow)]
+)
+def test_gradients_take_memory_for_rows_and_not_for_pairs(length, threads):
+    """Beyond the gradients: a few arrays of each thread's, as large as queries and values; 8,192**2 weights are 268 MB.
+
+    A twentieth is for padding, and a MB a thread for blocks of keys and for tiles. The values in lse do not matter.
+    """
+    call = "attention_backward(grad, query, key, value, output, lse)"
+    (extra,) = extra_bytes(threads, DERIVATIVES.format(length=length), call)
+    rows = 4 * length * (3 * 64 + 2 * 64 + 4)  # as the docstring of attention_backward says
+    assert threads * rows <= extra <= threads * (1.05 * rows + 1e6)
+
+
+def test_a_tangent_takes_the_room_of_a_logsumexp_and_of_tiles():
+    (extra,) = extra_bytes(1, DERIVATIVES.format(length=LENGTH), "attention_jvp(query, key, value, grad, grad, grad)")
+    assert 4 * LENGTH <= extra <= 4 * LENGTH + 1e6
+
+
 MODULE = """
 module = nn.MultiheadAttention(256, 8, batch_first=True, rng=0).eval()
 x = rng.standard_normal((4, 512, 256), np.float32)
