@@ -1,6 +1,6 @@
 """Optimisers, gradient clipping and schedules: `torch.optim` for NumPy.
 
-An optimiser updates the parameters of a module in place, from `module.grads`. Arguments, formulas, their order of
+An optimiser updates the parameters of a module in place, from `module.grads`. Options, formulas, their order of
 operations and the form of `state_dict` are torch's, so a run can move from one library to the other.
 
 >>> from pyattn import nn, optim

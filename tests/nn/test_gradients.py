@@ -389,9 +389,11 @@ def test_modules_of_users():
             module.vjp(X)
 
 
-def test_modules_of_users_within_a_stack():
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_modules_of_users_within_a_stack(checkpoint):
+    """Also with checkpoint, which a vjp of the user's need not take."""
     encoder = nn.TransformerEncoder.from_layers([UserLayer(), UserLayer()], UserNorm())
-    output, backward = encoder.vjp(X)
+    output, backward = encoder.vjp(X, checkpoint=checkpoint)
     assert_same_bits(output, encoder(X))
     (grad,) = backward(X)
     weight = [layer.linear.weight for layer in encoder.layers]
