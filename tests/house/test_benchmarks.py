@@ -19,10 +19,10 @@ from support.helpers import ROOT, run_python
 sys.path.append(str(ROOT))  # behind what is installed: pyattn may be, benchmarks never is
 
 from benchmarks import __main__ as command
-from benchmarks import models, overview
+from benchmarks import models, overview, training
 from benchmarks.cases import AdditiveCase, AttentionCase, EncoderLayerCase, LinearCase, MultiHeadCase
 from benchmarks.grid import grid
-from benchmarks.measure import Effort
+from benchmarks.measure import Effort, Times
 from benchmarks.onnx_model import Graph
 from benchmarks.peers import Contender, NumPy, OnnxRuntime, Pyattn, Torch, enter
 from benchmarks.run import run_case
@@ -436,3 +436,23 @@ def result_of_transformers(case):
 
 def test_a_token_is_timed_without_its_prompt():
     assert models.seconds_of_a_token([10.0, 10.5, 11.5, 13.0]) == 1.0
+
+
+@pytest.mark.parametrize(("lead", "bar"), [(1.9, "1.0"), (2.0, "1.4")])
+def test_a_step_of_bert_is_compared_with_torchs_faster_way(lead, bar):
+    seconds = {"pyattn": 1.0, "torch": 1.3, "torch, eager": 1.2, "forward": 1.0, "torch's forward": lead}
+    times = {name: Times(one, one, 1) for name, one in seconds.items()}
+    line = training.row(training.bert(), 1, times, peak=1e9)
+    verdict = "passed" if bar == "1.0" else "missed"
+    assert line.endswith(f"| 1200.00 ms | 1000.00 ms | 1.20 | {bar} {verdict} | forward {lead:.2f} |")
+
+
+@pytest.mark.peers
+def test_without_transformers_a_step_of_bert_is_skipped(monkeypatch, capsys, torch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(sys, "argv", ["training", "--only", "BERT", "--threads", "1"])
+    monkeypatch.setattr("pyattn.set_num_threads", lambda threads: None)  # of later tests
+    training.main()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "BERT" in line]
+    assert "skipped" in line
+    assert "transformers" in line
