@@ -1,6 +1,7 @@
 """The common tests of transformers with tiny models; run.py copies this file beside them.
 
-With PYATTN_ACCELERATE=1 every model is accelerated when it goes into eval mode.
+With PYATTN_ACCELERATE=eval every model is accelerated when it goes into eval mode; with PYATTN_ACCELERATE=training when
+it goes into either mode, so that it also trains accelerated.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ from transformers import (
 from .generation.test_utils import GenerationTesterMixin
 from .test_modeling_common import ModelTesterMixin, floats_tensor, ids_tensor, random_attention_mask
 
-if os.environ["PYATTN_ACCELERATE"] == "1":
+if os.environ["PYATTN_ACCELERATE"]:
     import pyattn
 
-    def eval_and_accelerate(model: Any) -> Any:
-        """Go into eval mode."""
-        torch.nn.Module.eval(model)
-        pyattn.interop.torch.accelerate(model)
+    trains = os.environ["PYATTN_ACCELERATE"] == "training"
+
+    def accelerate_in_mode(model: Any, mode: bool = True) -> Any:
+        """Go into training or eval mode."""
+        torch.nn.Module.train(model, mode)
+        if trains or not mode:
+            pyattn.interop.torch.accelerate(model, training=trains)
         return model
 
-    PreTrainedModel.eval = eval_and_accelerate
+    PreTrainedModel.train = accelerate_in_mode
 
 WORDS, BATCH, LENGTH, SIDE = 99, 13, 7, 30
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}

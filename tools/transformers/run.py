@@ -18,6 +18,7 @@ from pathlib import Path
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 PLACE = ROOT / "build" / "transformers"
 LEAST = 300  # tests that pass: fewer means that something else is wrong
+HOW = {"plain": "", "accelerated": "eval", "accelerated for training": "training"}  # PYATTN_ACCELERATE of models.py
 # What the common tests import from folders that the sdist lacks.
 STUBS = {
     "exporters/test_export.py": "class ExportTesterMixin: pass\n",
@@ -52,12 +53,12 @@ def unpack() -> Path:
     return folder
 
 
-def outcomes(folder: Path, accelerated: bool) -> dict[str, str]:
+def outcomes(folder: Path, accelerate: str) -> dict[str, str]:
     """Run the tests, and return the outcome of each."""
-    report = folder / f"accelerated-{accelerated}.xml"
+    report = folder / f"accelerate-{accelerate}.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", f"--junitxml={report}"]
     command += ["-c", os.devnull, "--rootdir", str(folder)]  # without pyattn's settings
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYATTN_ACCELERATE": str(int(accelerated))}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYATTN_ACCELERATE": accelerate}
     subprocess.run([*command, "tests/test_models.py"], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     found = {}
     for case in ET.parse(report).iter("testcase"):
@@ -69,16 +70,21 @@ def outcomes(folder: Path, accelerated: bool) -> dict[str, str]:
 def main() -> int:
     """Print a table, and the tests that differ."""
     folder = unpack()
-    plain, accelerated = (outcomes(folder, switch) for switch in (False, True))
+    results = {about: outcomes(folder, accelerate) for about, accelerate in HOW.items()}
+    plain = results["plain"]
     print("| model | | passed | failed | skipped |\n|---|---|---:|---:|---:|")
     for name in sorted({test.partition(".")[0] for test in plain}):
-        for about, results in (("plain", plain), ("accelerated", accelerated)):
-            counts = Counter(outcome for test, outcome in results.items() if test.startswith(f"{name}."))
+        for about, found in results.items():
+            counts = Counter(outcome for test, outcome in found.items() if test.startswith(f"{name}."))
             failed = counts["failure"] + counts["error"]
             print(f"| {name} | {about} | {counts['passed']} | {failed} | {counts['skipped']} |")
-    differing = [test for test in sorted(plain.keys() | accelerated.keys()) if plain.get(test) != accelerated.get(test)]
-    for test in differing:
-        print(f"{test}: {plain.get(test)}, accelerated {accelerated.get(test)}")
+    differing = [
+        f"{test}: {plain.get(test)}, {about} {found.get(test)}"
+        for about, found in results.items()
+        for test in sorted(plain.keys() | found.keys())
+        if plain.get(test) != found.get(test)
+    ]
+    print(*differing, sep="\n")
     return 1 if differing or Counter(plain.values())["passed"] < LEAST else 0
 
 
