@@ -9,7 +9,7 @@ import torch
 import pyattn.functional as functional
 import pyattn.interop.torch.operators as operators
 from pyattn._util.arguments import as_flag, as_probability, as_scale
-from pyattn.interop.torch.reading import check_tensor, read_tensor
+from pyattn.interop.torch.reading import check_tensor, is_transformed, read_tensor
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.interop.torch.threads import call_on_torchs_threads
 
@@ -30,8 +30,9 @@ def scaled_dot_product_attention(
 
     With the arguments of `torch.nn.functional.scaled_dot_product_attention`. Nothing is copied: pyattn reads the
     memory of the tensors. Autograd differentiates it with respect to query, key, value and a float mask; extra memory
-    is O(L + S). Gradients of gradients are right but slower, as torch's own operations compute them. `torch.compile`
-    and `torch.export` see one operation, ``torch.ops.pyattn.scaled_dot_product_attention``.
+    is O(L + S). Gradients of gradients, transforms of `torch.func`, batches of gradients and forward mode are right but
+    slower, as torch's own operations compute them, in O(L * S) memory. `torch.compile` and `torch.export` see one
+    operation, ``torch.ops.pyattn.scaled_dot_product_attention``.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def scaled_dot_product_attention(
     Raises
     ------
     TypeError
-        A tensor is not on the CPU, has another dtype than query, or a tangent of forward-mode gradients.
+        A tensor is not on the CPU, or has another dtype than query.
     ValueError
         Shapes disagree; dropout_p is not a probability.
 
@@ -101,10 +102,8 @@ def scaled_dot_product_attention(
 
 
 def is_operation(*tensors: torch.Tensor | None) -> bool:
-    """Tell whether torch has to see a call as one operation: for gradients, for vmap, or to compile it."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    """Tell whether torch has to see operations: for gradients, for torch.func, or to compile a call."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transformed(*tensors):
         return True
     if not torch.is_grad_enabled():
         return False
@@ -122,7 +121,10 @@ def attend(
     enable_gqa: bool = False,
     layout: str = "bhsd",
 ) -> torch.Tensor:
-    """Compute attention as one operation of torch, which has gradients."""
+    """Compute attention as one operation of torch, which has gradients, or as several that torch can transform."""
+    if not torch.compiler.is_compiling() and is_transformed(query, key, value, attn_mask):
+        options = (None, dropout_p, is_causal, scale, enable_gqa, layout)
+        return operators.attend_in_torch(query, key, value, attn_mask, *options)[0]
     seed = draw_seed() if dropout_p else None
     output: torch.Tensor = operators.attend(
         query, key, value, attn_mask, seed, dropout_p, is_causal, scale, enable_gqa, layout
@@ -144,8 +146,7 @@ def attend_as_transformers(
     named = {"query": query, "key": key, "value": value}
     with_gradients = is_operation(*named.values(), attention_mask)
     if with_gradients and need_weights:  # the loss may depend on the weights
-        seed = draw_seed() if dropout_p else None
-        options = (seed, dropout_p, is_causal, scale, True, "bhsd")
+        options = (None, dropout_p, is_causal, scale, True, "bhsd")
         output, weights = operators.attend_in_torch(query, key, value, attention_mask, *options)
         return output.transpose(1, 2), weights
     if with_gradients:

@@ -1,13 +1,15 @@
 """Layers of torch's tensors with gradients: pyattn computes both ways, torch's operations the gradients of gradients.
 
-Each function returns what torch's function of its name does. A backward computes only what requires grad, and a
-forward keeps no more than that needs.
+torch's operations also compute batches of gradients, and gradients that pyattn cannot read. Each function returns what
+torch's function of its name does. A backward computes only what requires grad, and a forward keeps no more than that
+needs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,12 @@ import pyattn.functional as functional
 from pyattn._util.halves import as_float32, round_to
 from pyattn._util.typing import FloatArray
 from pyattn.interop.torch.convert import activation_to_torch
-from pyattn.interop.torch.reading import Norm, as_array, eps_of, normalized
+from pyattn.interop.torch.reading import Norm, as_array, eps_of, is_transformed, normalized
+from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.interop.torch.threads import call_on_torchs_threads
 
-__all__ = ["activate", "embed", "linear", "normalize"]
+__all__ = ["activate", "differentiate_in_torch", "embed", "linear", "normalize"]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -65,7 +68,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_bias = ctx.needs_input_grad[2]
-        if torch.is_grad_enabled():
+        if _is_left_to_torch(grad):
             rows = _rows(grad)
             of_weight = None if x is None else rows.T @ _rows(x)
             return None if weight is None else grad @ weight, of_weight, rows.sum(0) if needs_bias else None
@@ -114,9 +117,9 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if _is_left_to_torch(grad):
             function = functools.partial(_norm_in_torch, eps=ctx.eps, rms=ctx.rms)
-            return (*_differentiate(function, grad, tensors), None, None)
+            return (*differentiate_in_torch(function, grad, tensors), None, None)
         x, weight, _ = tensors
         names = ("x", "weight") if ctx.rms else ("x", "weight", "bias")
         need = [name for name, is_needed in zip(names, ctx.needs_input_grad, strict=False) if is_needed]
@@ -152,8 +155,8 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None]:
         (x,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _differentiate(activation_to_torch(ctx.name), grad, (x,))[0], None
+        if _is_left_to_torch(grad):
+            return differentiate_in_torch(activation_to_torch(ctx.name), grad, (x,))[0], None
         arrays = [np.ascontiguousarray(as_float32(as_array(one.detach(), "input"))) for one in (grad, x)]
         found = call_on_torchs_threads(_core.activate_backward, *arrays, ctx.name)
         return _like(x, found), None
@@ -169,7 +172,7 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
         (ids,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if _is_left_to_torch(grad):
             padding = -1 if ctx.padding_idx is None else ctx.padding_idx
             return None, torch.ops.aten.embedding_dense_backward(grad, ids, ctx.count, padding, False), None
         arrays = as_array(grad, "grad_output"), as_array(ids, "input")
@@ -183,15 +186,29 @@ def _call(function: Callable[..., FloatArray], *args: Any) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.unsqueeze(0) if x.ndim == 1 else x.flatten(0, -2)
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # flatten has no batching rule
 
 
-def _differentiate(
-    function: Callable[..., torch.Tensor], grad: torch.Tensor, tensors: tuple[torch.Tensor | None, ...]
+def _is_left_to_torch(grad: torch.Tensor) -> bool:
+    """Tell whether torch computes a backward: one that is differentiated itself, or of what pyattn cannot read."""
+    if torch.is_grad_enabled() or is_transformed(grad):
+        return True
+    try:
+        as_array(grad, "grad_output")
+    except UnfitError:
+        return True
+    return False
+
+
+def differentiate_in_torch(
+    function: Callable[..., torch.Tensor], grad: torch.Tensor, tensors: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """Compute gradients by torch's operations, which have gradients themselves."""
-    # Aliases, as one tensor may be several arguments.
-    sources = [None if x is None else x.view_as(x) if x.requires_grad else x for x in tensors]
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases, as one tensor may be several arguments.
+        sources = [None if x is None else x.view_as(x) if x.requires_grad else x for x in tensors]
+        output = function(*sources)
     wanted = [x for x in sources if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(function(*sources), wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=create_graph))
     return [next(found) if x is not None and x.requires_grad else None for x in sources]

@@ -10,7 +10,8 @@ import pyattn.functional as functional
 import pyattn.interop.torch.differentiable as differentiable
 from pyattn._util.arguments import as_flag, as_probability
 from pyattn.interop.torch.attention import attend, draw_seed, is_operation
-from pyattn.interop.torch.reading import check_tensor, read_tensor
+from pyattn.interop.torch.reading import check_tensor, is_transformed, read_tensor
+from pyattn.interop.torch.snapshot import UnfitError
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.interop.torch.threads import call_on_torchs_threads
 
@@ -49,7 +50,8 @@ def multi_head_attention_forward(
     With the arguments of `torch.nn.functional.multi_head_attention_forward`, as
     `pyattn.functional.multi_head_attention_forward` describes them. Autograd differentiates it with respect to every
     tensor of floats. PyTorch itself computes calls that require gradients of the weights, too: pass
-    ``need_weights=False`` to have them computed in pyattn.
+    ``need_weights=False`` to have them computed in pyattn. Gradients of gradients, transforms of `torch.func`, batches
+    of gradients and forward mode are right but slower, as torch's own operations compute them.
 
     Parameters
     ----------
@@ -165,6 +167,9 @@ def multi_head_attention_forward(
         for name, x in tensors.items():
             if x is not None:
                 check_tensor(x, name)
+                if x.dtype != query.dtype and not name.endswith("mask"):
+                    wanted = query.dtype
+                    raise TypeError(f"{name} has dtype {x.dtype}, expected {wanted}; pass {name}.to({wanted})")
         dropout_p = as_probability(dropout_p, "dropout_p") if as_flag(training, "training") else 0.0
     if need_weights:
         result: tuple[Any, Any] = torch.nn.functional.multi_head_attention_forward(**tensors, **options)
@@ -222,9 +227,12 @@ def _project(
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed(x, weight, bias):
         return torch.nn.functional.linear(x, weight, bias)
-    return differentiable.linear(x, weight, bias)
+    try:
+        return differentiable.linear(x, weight, bias)
+    except UnfitError:  # of a subclass, for one
+        return torch.nn.functional.linear(x, weight, bias)
 
 
 def _mask(

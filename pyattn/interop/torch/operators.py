@@ -8,7 +8,8 @@ import torch
 
 import pyattn.functional as functional
 from pyattn.functional._attention import as_torch_takes
-from pyattn.interop.torch.reading import read_tensor
+from pyattn.interop.torch.differentiable import differentiate_in_torch
+from pyattn.interop.torch.reading import is_transformed, read_tensor
 from pyattn.interop.torch.tensors import view_as_tensor
 from pyattn.interop.torch.threads import call_on_torchs_threads
 
@@ -32,12 +33,13 @@ def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and logsumexp."""
-    *arrays, mask = _read((query, key, value, attn_mask))
-    named = _named(*options)
-    q, k, v = arrays
-    arrays, mask = as_torch_takes(q, k, v, mask, named["enable_gqa"])
-    result: Any = call_on_torchs_threads(functional.attention, *arrays, attn_mask=mask, need_lse=True, **named)
+    result = call_on_torchs_threads(_attend, *_read((query, key, value, attn_mask)), **_named(*options))
     return view_as_tensor(result.output), view_as_tensor(result.lse)
+
+
+def _attend(query: Any, key: Any, value: Any, attn_mask: Any, *, enable_gqa: bool, **named: Any) -> Any:
+    arrays, mask = as_torch_takes(query, key, value, attn_mask, enable_gqa)
+    return functional.attention(*arrays, attn_mask=mask, need_lse=True, enable_gqa=enable_gqa, **named)
 
 
 def _shapes_of_forward(
@@ -110,9 +112,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[Any, ...]:
     *inputs, seed, output, lse = ctx.saved_tensors
+    others = (None for _ in ("seed", *ctx.options))
+    if is_transformed(grad_output):  # a batch of gradients, for one
+
+        def formula(query: Any, key: Any, value: Any, attn_mask: Any) -> torch.Tensor:
+            return attend_in_torch(query, key, value, attn_mask, seed, *ctx.options)[0]
+
+        return (*differentiate_in_torch(formula, grad_output, inputs), *others)
     need = [name for name, is_needed in zip(_INPUTS, ctx.needs_input_grad, strict=False) if is_needed]
     found = dict(zip(need, _backward(grad_output, *inputs, output, lse, need, seed, *ctx.options), strict=True))
-    return (*map(found.get, _INPUTS), *(None for _ in ("seed", *ctx.options)))
+    return (*map(found.get, _INPUTS), *others)
 
 
 def _save_again(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -154,7 +163,7 @@ def attend_in_torch(
     enable_gqa: bool,
     layout: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute output and weights by operations of torch, each of which autograd knows."""
+    """Compute output and weights by operations of torch, each of which autograd knows; without a seed torch drops."""
     if layout == "bshd":
         query, key, value = (x.transpose(-3, -2) for x in (query, key, value))
     if enable_gqa and min(query.ndim, key.ndim, value.ndim) > 2:
@@ -172,6 +181,8 @@ def attend_in_torch(
     if seed is not None:
         keep = torch.from_numpy(functional.dropout_keep_mask(tuple(weights.shape), dropout_p, int(seed)))
         weights = torch.where(keep, weights / (1 - dropout_p), 0)
+    elif dropout_p:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
     output = weights @ value
     return output.transpose(-3, -2) if layout == "bshd" else output, weights
 

@@ -26,6 +26,7 @@ __all__ = [
     "check_tensor",
     "eps_of",
     "is_faster_in_torch",
+    "is_transformed",
     "leaves_rows",
     "linear_of",
     "norm_of",
@@ -168,21 +169,35 @@ def activation_of(activation: Any) -> Any:
 def read_tensor(tensor: torch.Tensor, name: str) -> Any:
     """View a tensor as an array, or say why that cannot be."""
     check_tensor(tensor, name)
-    return view_as_array(tensor.detach(), name)
+    if _has_tangent(tensor):
+        raise TypeError(f"{name} has a tangent of forward mode, which pyattn cannot read")
+    return view_as_array(tensor.detach().resolve_neg(), name)
 
 
 def check_tensor(tensor: torch.Tensor, name: str) -> None:
-    """Refuse a tensor whose memory pyattn cannot read, or whose tangent would be lost."""
+    """Refuse a tensor whose memory pyattn cannot read."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is of type {type(tensor).__name__}, expected torch.Tensor")
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise TypeError(f"{name} has a tangent, and pyattn has no forward-mode gradients; pass {name}.detach()")
     if not tensor.is_cpu:
         raise TypeError(f"{name} is on device '{tensor.device}'; pass {name}.cpu()")
     if tensor.is_nested:
         raise TypeError(f"{name} is a nested tensor; pass {name}.to_padded_tensor(0.0) and a mask")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} is a sparse tensor; pass {name}.to_dense()")
+
+
+def is_transformed(*tensors: torch.Tensor | None) -> bool:
+    """Tell whether torch.func transforms a call, or a tensor is batched or has a tangent: torch has to compute it."""
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is not None:
+        return True
+    # Autograd batches gradients by a vmap older than that of torch.func.
+    given = [x for x in tensors if isinstance(x, torch.Tensor)]
+    return any(functorch.is_legacy_batchedtensor(x) or _has_tangent(x) for x in given)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def as_array(tensor: Any, name: str, dtype: np.dtype[Any] | None = None) -> FloatArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +15,17 @@ import pyattn._core as _core
 __all__ = ["call_on_torchs_threads"]
 
 _T = TypeVar("_T")
+_CAST = re.compile(r"\.astype\((?:\w+\.)?(\w+)\)")
 _TEAM = b"GOMP_parallel"  # the name of the capsule, too, which keeps no copy of it
 
 
 def call_on_torchs_threads(function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     """Call a function whose pyattn computes on torch's threads, as many as torch uses, unless pyattn's are more."""
-    return _core.call_on_threads(torch.get_num_threads(), _team, function, args, kwargs)
+    try:
+        return _core.call_on_threads(torch.get_num_threads(), _team, function, args, kwargs)
+    except (TypeError, ValueError) as error:  # which proposes a cast of an array, and the user has a tensor
+        error.args = tuple(_CAST.sub(r".to(torch.\1)", said) if isinstance(said, str) else said for said in error.args)
+        raise
 
 
 def _find_team() -> object:
