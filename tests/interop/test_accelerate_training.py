@@ -103,6 +103,85 @@ def test_gradients_of_gradients(name, torch, strictly):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+def gradients_of_all_kinds(torch, module, x):
+    """Return gradients of batches and of tensors that pyattn cannot read, of the input and of all parameters."""
+
+    class Grad(torch.Tensor):
+        pass
+
+    forward_ad, x = torch.autograd.forward_ad, x.clone().requires_grad_()
+    output, inputs = module(x), [x, *module.parameters()]
+    grads = torch.randn(3, *output.shape, generator=torch.Generator().manual_seed(2), dtype=output.dtype)
+
+    def differentiate(grad, **options):
+        return torch.autograd.grad(output, inputs, grad, retain_graph=True, **options)
+
+    found = {
+        "batch": differentiate(grads, is_grads_batched=True),
+        "batch of a graph": differentiate(grads, is_grads_batched=True, create_graph=True),
+        "vmap": torch.func.vmap(differentiate)(grads),
+        "lazy negative": differentiate(torch._neg_view(grads[0])),
+        "subclass": [one.as_subclass(torch.Tensor) for one in differentiate(grads[0].as_subclass(Grad))],
+        "jacobian": torch.autograd.functional.jacobian(module, x.detach(), vectorize=True),
+        "hessian": torch.autograd.functional.hessian(lambda x: module(x).square().sum(), x.detach(), vectorize=True),
+    }
+    if not any(isinstance(part, torch.nn.SiLU) for part in module.modules()):  # torch lacks that one
+        with forward_ad.dual_level():
+            duals = differentiate(forward_ad.make_dual(*grads[:2]))
+            found["tangent"] = [forward_ad.unpack_dual(one) for one in duals]
+    return found
+
+
+def attention_of(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    return Model()
+
+
+def embedding_of(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(4, DIM)
+
+        def forward(self, x):
+            return x * self.embedding(torch.tensor([[1, 1, 3, 0, 1]]))
+
+    return Model()
+
+
+WHOLE = {"attention": attention_of, "embedding": embedding_of} | {
+    name: lambda torch, make=make: make(torch.nn) for name, make in LEAVES.items()
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("name", WHOLE)
+def test_gradients_of_batches_and_of_what_pyattn_cannot_read(name, torch):
+    torch.manual_seed(0)
+    module, x = WHOLE[name](torch).double(), rows(torch)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the others have one derivative
+        expected = gradients_of_all_kinds(torch, module, x)
+    with accelerate(module, training=True):
+        found = gradients_of_all_kinds(torch, module, x)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_the_gradient_of_a_row(torch):
+    module, x = torch.nn.Linear(DIM, 3).double(), rows(torch, DIM)
+    expected = torch.autograd.functional.jacobian(module, x)
+    with accelerate(module, training=True, strict=True):
+        for vectorize in (False, True):
+            found = torch.autograd.functional.jacobian(module, x, vectorize=vectorize)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("padding_idx", [None, 1])
 def test_embedding(padding_idx, torch):
     ids = torch.tensor([[0, 1, 1], [4, 0, 0]])
@@ -472,7 +551,48 @@ def test_the_function_is_compiled_in_one_piece(torch):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("masks", ["plain", "causal", "two bools", "two floats"])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_the_function_under_torch_func(need_weights, masks, torch):
+    options = {"attn_mask": None} | options_of_attention(torch, 2, HEADS)[masks]
+    given = arguments_of(torch, need_weights=need_weights, **options)
+    x, weight = given["query"], given["in_proj_weight"].detach()
+    functions, found = (multi_head_attention_forward, torch.nn.functional.multi_head_attention_forward), []
+    for function in functions:
+
+        def call(x, weight, function=function):
+            return function(**{**given, "query": x, "in_proj_weight": weight})[0]
+
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            found.append(
+                (
+                    torch.func.grad(lambda *x, call=call: call(*x).square().sum(), (0, 1))(x, weight),
+                    torch.func.jvp(call, (x, weight), (x**2, weight**2)),
+                    torch.func.vmap(call, (0, None))(torch.stack([x, x + 1]), weight),
+                    torch.func.jacrev(call)(x, weight),
+                )
+            )
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+def test_the_function_takes_subclasses(torch):
+    class Own(torch.Tensor):
+        pass
+
+    given = arguments_of(torch, need_weights=False)
+    expected, _ = multi_head_attention_forward(**given)
+    found, _ = multi_head_attention_forward(**{**given, "query": given["query"].as_subclass(Own)})
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), expected, rtol=0, atol=1e-12)
+
+
 def test_bad_input_of_the_function(torch):
+    for grad in (torch.no_grad(), torch.enable_grad()):
+        with (
+            grad,
+            pytest.raises(TypeError, match=r"in_proj_weight has dtype .*; pass in_proj_weight\.to\(torch\.float64\)$"),
+        ):
+            multi_head_attention_forward(**arguments_of(torch, in_proj_weight=torch.ones(3 * DIM, DIM)))
     with pytest.raises(TypeError, match=r"query is of type list, expected torch\.Tensor"):
         multi_head_attention_forward(**arguments_of(torch, query=[1.0]))
     with pytest.raises(ValueError, match="dropout_p is 2, expected a probability"):

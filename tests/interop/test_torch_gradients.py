@@ -222,8 +222,158 @@ def test_bad_input(torch, ours, leaf):
         ours(x, x, x, np.zeros((2, 2)))
     with pytest.raises(ValueError, match="enable_gqa=True"):
         ours(leaf(1, 4, 2, 3), leaf(1, 2, 2, 3), leaf(1, 2, 2, 3))
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda x: ours(x, x, x).sum())(x.detach())
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_messages_propose_casts_of_tensors(requires_grad, torch, ours):
+    x = torch.randn(2, 3).requires_grad_(requires_grad)
+    with pytest.raises(TypeError, match=r"pass key\.to\(torch\.float32\)$"):
+        ours(x, x.double(), x)
+    with pytest.raises(TypeError, match=r"pass value\.to\(torch\.bfloat16\)$"):
+        ours(x.bfloat16(), x.bfloat16(), x)
+    with pytest.raises(
+        TypeError, match=r"attn_mask\.to\(torch\.bool\) \(True = attend\) or attn_mask\.to\(torch\.float32"
+    ):
+        ours(x, x, x, torch.ones(2, 2, dtype=torch.int64))
+
+
+# What torch's operations compute: batches of gradients, torch.func, and forward mode
+
+
+@pytest.fixture
+def theirs(torch):
+    """Torch's own function, computed by operations that have derivatives of every kind."""
+
+    def attend(*args, **options):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(*args, enable_gqa=True, **options)
+
+    return attend
+
+
+@pytest.fixture
+def own(ours):
+    return lambda *args, **options: ours(*args, enable_gqa=True, **options)
+
+
+def inputs_of(torch):
+    """Two query heads share a key head; the mask is of floats."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = (2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 2), (4, 5, 6)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def jacobian_in_batches(torch, attend, inputs):
+    return torch.autograd.functional.jacobian(attend, tuple(inputs), vectorize=True)
+
+
+def hessian_in_batches(torch, attend, inputs):
+    return torch.autograd.functional.hessian(lambda *x: attend(*x).square().sum(), tuple(inputs), vectorize=True)
+
+
+def hessian_by_forward_mode(torch, attend, inputs):
+    more = {"vectorize": True, "outer_jacobian_strategy": "forward-mode"}
+    return torch.autograd.functional.hessian(lambda *x: attend(*x).square().sum(), tuple(inputs), **more)
+
+
+def grad_of_func(torch, attend, inputs):
+    return torch.func.grad(lambda *x: attend(*x).square().sum(), (0, 1, 2, 3))(*inputs)
+
+
+def vjp_of_func(torch, attend, inputs):
+    output, backward = torch.func.vjp(attend, *inputs)
+    return output, backward(output**2)
+
+
+def jacobians_of_func(torch, attend, inputs):
+    return [jacobian(attend, (0, 1, 2, 3))(*inputs) for jacobian in (torch.func.jacrev, torch.func.jacfwd)]
+
+
+def vmap_of_grads(torch, attend, inputs):
+    gradient = torch.func.grad(lambda *x: attend(*x).square().sum(), (0, 1, 2, 3))
+    return torch.func.vmap(gradient, (0, 0, 0, None))(*inputs)
+
+
+def jvp_of_func(torch, attend, inputs):
+    return torch.func.jvp(attend, tuple(inputs), tuple(x**2 for x in inputs))
+
+
+def tangent_of_one(torch, attend, inputs):
+    """Only one input has a tangent, and the others require gradients."""
+    forward_ad, found = torch.autograd.forward_ad, []
+    with forward_ad.dual_level():
+        for n in range(len(inputs)):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            given = [forward_ad.make_dual(x, x**2) if i == n else x for i, x in enumerate(leaves)]
+            output = forward_ad.unpack_dual(attend(*given))
+            found += [*output, *torch.autograd.grad(output.tangent.sum(), leaves, allow_unused=True)]
+    return [x for x in found if x is not None]
+
+
+def tangent_of_the_gradient(torch, attend, inputs):
+    """The output is computed before forward mode begins."""
+    forward_ad, leaves = torch.autograd.forward_ad, [x.clone().requires_grad_() for x in inputs]
+    output = attend(*leaves)
+    with forward_ad.dual_level():
+        grad = forward_ad.make_dual(torch.ones_like(output), output.detach())
+        return [tuple(forward_ad.unpack_dual(x)) for x in torch.autograd.grad(output, leaves, grad)]
+
+
+def subclass_and_lazy_negative(torch, attend, inputs):
+    class Grad(torch.Tensor):
+        pass
+
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    output = attend(*leaves)
+    grads = output.detach().as_subclass(Grad), torch._neg_view(output.detach())
+    found = [torch.autograd.grad(output, leaves, one, retain_graph=True) for one in grads]
+    return [x.as_subclass(torch.Tensor) for one in found for x in one]
+
+
+WAYS = (
+    jacobian_in_batches,
+    hessian_in_batches,
+    hessian_by_forward_mode,
+    grad_of_func,
+    vjp_of_func,
+    jacobians_of_func,
+    vmap_of_grads,
+    jvp_of_func,
+    tangent_of_one,
+    tangent_of_the_gradient,
+    subclass_and_lazy_negative,
+)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_differentiate_gives_torchs_results(way, is_causal, torch, own, theirs):
+    hidden = torch.zeros(5, 6).masked_fill(~torch.ones(5, 6, dtype=torch.bool).tril(), -torch.inf)
+    found = way(torch, lambda q, k, v, mask: own(q, k, v, mask, is_causal=is_causal), inputs_of(torch))
+    expected = way(torch, lambda q, k, v, mask: theirs(q, k, v, mask + hidden if is_causal else mask), inputs_of(torch))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_vmap_with_dropout(torch, ours):
+    x = torch.ones(3, 2, 4, 4)
+    drop = torch.func.vmap(lambda x: ours(x, x, x, dropout_p=0.5), randomness="different")
+    one, *others = drop(x)
+    assert not any(torch.equal(one, other) for other in others)
+    found = torch.func.vmap(lambda x: ours(x, x, x, dropout_p=0.5), randomness="same")(x)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_row_that_sees_nothing_has_no_derivative_either(torch, ours):
+    mask, x = torch.tensor([[True, False], [False, False]]), torch.randn(2, 3)
+    output, tangent = torch.func.jvp(lambda x: ours(x, x, x, mask), (x,), (x,))
+    torch.testing.assert_close(output, torch.stack([x[0], torch.zeros(3)]))
+    assert not output[1].any()
+    assert not tangent[1].any()
+    jacobian = torch.func.jacrev(lambda x: ours(x, x, x, mask))(x)
+    torch.testing.assert_close(jacobian[0, :, 0], torch.eye(3))
+    assert not jacobian[1].any()
 
 
 # What torch tests its own with

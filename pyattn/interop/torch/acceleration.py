@@ -168,12 +168,12 @@ def accelerate(
     torch computes the calls that pyattn cannot, with one warning for each reason: without ``training=True``, gradients
     are enabled and a tensor requires one, or the model is in training mode; autocast is on, a layer's part has a hook,
     attention weights are returned, or tensors are on another device. `torch.compile`, `torch.export` and
-    `torch.jit.trace` see torch's own code, and so do `torch.func` and forward mode. Gradients of gradients and batches of
-    gradients are torch's. Restore the model before `torch.jit.script`.
+    `torch.jit.trace` see torch's own code, and so do `torch.func` and forward mode. torch computes gradients of
+    gradients and batches of gradients. Restore the model before `torch.jit.script`.
 
     A query with nothing to attend to gives 0 where torch's attention gives NaN. With ``is_causal=True``,
-    ``need_weights=False`` and ``add_bias_kv`` or ``add_zero_attn``, torch's `MultiheadAttention` hides the extra keys
-    from the first queries; in pyattn every query sees them, as in torch with ``need_weights=True``.
+    ``need_weights=False`` and ``add_bias_kv`` or ``add_zero_attn``, torch's `MultiheadAttention` applies the causal
+    mask to the extra keys, too. In pyattn every query sees them, as in torch with ``need_weights=True``.
 
     Parameters
     ----------
