@@ -299,15 +299,15 @@ def jvp_of_func(torch, attend, inputs):
 
 
 def tangent_of_one(torch, attend, inputs):
-    """Only one input has a tangent, and the others require gradients."""
+    """Only one input has a tangent, and all require gradients; torch itself does not differentiate that of softmax."""
     forward_ad, found = torch.autograd.forward_ad, []
     with forward_ad.dual_level():
         for n in range(len(inputs)):
             leaves = [x.clone().requires_grad_() for x in inputs]
             given = [forward_ad.make_dual(x, x**2) if i == n else x for i, x in enumerate(leaves)]
-            output = forward_ad.unpack_dual(attend(*given))
-            found += [*output, *torch.autograd.grad(output.tangent.sum(), leaves, allow_unused=True)]
-    return [x for x in found if x is not None]
+            output, tangent = forward_ad.unpack_dual(attend(*given))
+            found += [output, tangent, *torch.autograd.grad(output.square().sum(), leaves)]
+    return found
 
 
 def tangent_of_the_gradient(torch, attend, inputs):
@@ -374,6 +374,36 @@ def test_a_row_that_sees_nothing_has_no_derivative_either(torch, ours):
     jacobian = torch.func.jacrev(lambda x: ours(x, x, x, mask))(x)
     torch.testing.assert_close(jacobian[0, :, 0], torch.eye(3))
     assert not jacobian[1].any()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_of_transformers_has_a_tangent(need_weights, torch, theirs):
+    from pyattn.interop.torch.attention import attend_as_transformers
+
+    query, key, value, mask = inputs_of(torch)
+
+    def call(query, mask):
+        return attend_as_transformers(query, key, value, mask, 0.0, False, None, need_weights)[0].transpose(1, 2)
+
+    found = torch.func.jvp(call, (query, mask), (query**2, mask**2))
+    expected = torch.func.jvp(lambda q, m: theirs(q, key, value, m), (query, mask), (query**2, mask**2))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_same_weights_are_dropped_with_gradients_and_without(torch):
+    """As checkpointing needs, which calls both ways."""
+    from pyattn.interop.torch.attention import attend_as_transformers
+
+    query, key, value, mask = inputs_of(torch)
+    found = []
+    for need_weights in (False, True):
+        for x in (query, query.clone().requires_grad_()):
+            torch.manual_seed(2)
+            output, _ = attend_as_transformers(x, key, value, mask, 0.5, False, None, need_weights)
+            found.append(output.detach())
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
 
 
 # What torch tests its own with

@@ -146,7 +146,9 @@ def attend_as_transformers(
     named = {"query": query, "key": key, "value": value}
     with_gradients = is_operation(*named.values(), attention_mask)
     if with_gradients and need_weights:  # the loss may depend on the weights
-        options = (None, dropout_p, is_causal, scale, True, "bhsd")
+        # Checkpointing calls again, with gradients at last, and the same weights have to be dropped.
+        seed = draw_seed() if dropout_p and not is_transformed(*named.values(), attention_mask) else None
+        options = (seed, dropout_p, is_causal, scale, True, "bhsd")
         output, weights = operators.attend_in_torch(query, key, value, attention_mask, *options)
         return output.transpose(1, 2), weights
     if with_gradients:

@@ -112,7 +112,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 def _differentiate(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[Any, ...]:
     *inputs, seed, output, lse = ctx.saved_tensors
-    others = (None for _ in ("seed", *ctx.options))
+    others = [None for _ in ("seed", *ctx.options)]
     if is_transformed(grad_output):  # a batch of gradients, for one
 
         def formula(query: Any, key: Any, value: Any, attn_mask: Any) -> torch.Tensor:
