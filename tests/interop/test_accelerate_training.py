@@ -232,7 +232,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, masks, torch):
     if masks == "causal" and ("bias_kv" in name or "zero" in name):
-        return  # torch hides the extra keys there, and not where the weights are returned
+        return  # torch differs: see the next test
     module = torch.nn.MultiheadAttention(DIM, HEADS, **ATTENTIONS[name]).double()
     x = rows(torch) if module.batch_first else rows(torch).transpose(0, 1)
     options = options_of_attention(torch, 2, HEADS)[masks]
@@ -242,6 +242,21 @@ def test_attention(name, masks, torch):
     with accelerate(module, training=True, strict=True):
         found = torch.autograd.grad(module(x, x, x, **options, need_weights=False)[0].square().sum(), x)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["bias_kv", "zero", "bias_kv and zero"])
+def test_extra_keys_are_seen_as_in_torch_with_weights(name, torch):
+    """The documentation says so: without weights, torch applies the causal mask to them."""
+    module = torch.nn.MultiheadAttention(DIM, HEADS, **ATTENTIONS[name]).double()
+    x, options = rows(torch), options_of_attention(torch, 2, HEADS)["causal"]
+    x = x if module.batch_first else x.transpose(0, 1)
+    expected, without = (module(x, x, x, **options, need_weights=need)[0] for need in (True, False))
+    assert not torch.allclose(without, expected)
+    with accelerate(module, training=True, strict=True):
+        torch.testing.assert_close(module(x, x, x, **options, need_weights=False)[0], expected, rtol=0, atol=1e-12)
+        with torch.no_grad():
+            found, _ = module.eval()(x, x, x, **options, need_weights=False)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_attention_without_a_batch_and_of_other_sizes(torch):
