@@ -184,7 +184,7 @@ ATTN_TEMPLATE void K(gemm_tile)(const attn_element element, int rows, const attn
 {
     enum { R = K(panel_rows) };
     const int inner = tile->inner, panels = (tile->features + K(panel) - 1) / K(panel);
-    const int group = K(panel_vectors) > 2 ? rows : 4 * R;
+    const int wide = K(panel) * ATTN_FOLD_FEATURES * (int)sizeof(real) > 1 << 14, group = wide ? rows : 4 * R;
     K(packer) packer = K(begin_packing)(next);
     const ptrdiff_t steps = (ptrdiff_t)(rows / R) * panels * inner; /* of whole register tiles */
     const int packs = packer.left <= steps ? 1 : 2;
