@@ -269,21 +269,22 @@ static void test_training(void)
     int64_t ids[1] = {2};
     double loss = 7;
     attn_tensor logits = {x, ATTN_F32, 2, {1, 2}, {8, 4}}, result = logits, classes = {ids, ATTN_I64, 1, {1}, {8}};
+    const attn_tensor none = {.data = NULL}; /* no losses of rows */
     attn_cross_entropy_args args = {.x = logits, .ids = classes, .ignore_index = -100};
     const attn_adam_args adam = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .step = 0};
     const attn_sgd_args sgd = {.lr = 0.5};
     result.data = gradient;
-    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "a class too many");
+    CLAIM(attn_cross_entropy(&args, none, result, &loss, &error) == ATTN_INVALID, "a class too many");
     CLAIM(strncmp(error.message, "target holds 2 in row 0", 23) == 0, "%s", error.message);
     CLAIM(loss == 7 && gradient[0] == 7, "something was written");
     ids[0] = 1;
-    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_OK, "%s", error.message);
+    CLAIM(attn_cross_entropy(&args, none, result, &loss, &error) == ATTN_OK, "%s", error.message);
     CLAIM(fabs(loss - log1p(exp(-1.0))) < 1e-6, "the loss is %g", loss);
     CLAIM(fabsf(gradient[0] + gradient[1]) < 1e-6f && gradient[1] < 0, "gradients %g", (double)gradient[0]);
     args.ids.dtype = ATTN_F64;
-    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "ids of doubles");
+    CLAIM(attn_cross_entropy(&args, none, result, &loss, &error) == ATTN_INVALID, "ids of doubles");
     args.target = logits;
-    CLAIM(attn_cross_entropy(&args, (attn_tensor){NULL}, result, &loss, &error) == ATTN_INVALID, "two targets");
+    CLAIM(attn_cross_entropy(&args, none, result, &loss, &error) == ATTN_INVALID, "two targets");
     CLAIM(attn_adam(&adam, ATTN_F32, 2, x, gradient, state, state, NULL, &error) == ATTN_INVALID, "step 0");
     CLAIM(attn_adam(&adam, ATTN_BOOL, 2, x, gradient, state, state, NULL, &error) == ATTN_INVALID, "bools");
     CLAIM(attn_sgd(&sgd, ATTN_F32, -1, x, gradient, NULL, &error) == ATTN_INVALID, "-1 elements");
