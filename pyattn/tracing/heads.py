@@ -215,8 +215,9 @@ class HeadTraces:
         ## Step 1: Prepare inputs
         <BLANKLINE>
         """
-        parts = [f"# Head {n}\n\n{head.to_markdown()}" for n, head in enumerate(self.heads, 1)]
-        return "\n".join([*parts, f"# All heads\n\n{steps_markdown([self.concatenation, self.projection])}"])
+        return "\n".join(
+            [*_each_markdown(self.heads), f"# All heads\n\n{steps_markdown([self.concatenation, self.projection])}"]
+        )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as one self-contained HTML page, which works offline.
@@ -253,8 +254,9 @@ class HeadTraces:
 
     def __str__(self) -> str:
         """Write all steps of all heads as text."""
-        parts = [f"Head {n} of {len(self.heads)}\n\n{head}\n" for n, head in enumerate(self.heads, 1)]
-        return "\n".join([*parts, "All heads\n", str(self.concatenation), str(self.projection)]).rstrip("\n")
+        return "\n".join(
+            [*_each_text(self.heads), "All heads\n", str(self.concatenation), str(self.projection)]
+        ).rstrip("\n")
 
     def __repr__(self) -> str:
         """Show the sizes."""
@@ -395,9 +397,9 @@ class BackwardHeadTraces:
         ['# All heads', '# Head 1', '# Head 2', '# All heads: weights and inputs']
         """
         steps = self._joint_steps
-        parts = [f"# Head {n}\n\n{head.to_markdown()}" for n, head in enumerate(self.heads, 1)]
         first, last = steps_markdown(steps[:2]), steps_markdown(steps[2:])
-        return "\n".join([f"# All heads\n\n{first}", *parts, f"# All heads: weights and inputs\n\n{last}"])
+        each = _each_markdown(self.heads)
+        return "\n".join([f"# All heads\n\n{first}", *each, f"# All heads: weights and inputs\n\n{last}"])
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as one self-contained HTML page, which works offline.
@@ -438,13 +440,21 @@ class BackwardHeadTraces:
     def __str__(self) -> str:
         """Write all steps of all heads as text."""
         steps = self._joint_steps
-        parts = [f"Head {n} of {len(self.heads)}\n\n{head}\n" for n, head in enumerate(self.heads, 1)]
-        parts = ["All heads\n", *map(str, steps[:2]), *parts, "All heads: weights and inputs\n", *map(str, steps[2:])]
+        first, last = map(str, steps[:2]), map(str, steps[2:])
+        parts = ["All heads\n", *first, *_each_text(self.heads), "All heads: weights and inputs\n", *last]
         return "\n".join(parts).rstrip("\n")
 
     def __repr__(self) -> str:
         """Show the sizes."""
         return f"Backward{self.traces!r}"
+
+
+def _each_markdown(heads: Sequence[Trace | BackwardTrace]) -> list[str]:
+    return [f"# Head {n}\n\n{head.to_markdown()}" for n, head in enumerate(heads, 1)]
+
+
+def _each_text(heads: Sequence[Trace | BackwardTrace]) -> list[str]:
+    return [f"Head {n} of {len(heads)}\n\n{head}\n" for n, head in enumerate(heads, 1)]
 
 
 def trace_heads(

@@ -99,15 +99,20 @@ def test_a_weight_of_the_scores_is_explained_by_its_own_numbers(browser, article
         assert tip == "weight of the scores, number 1, 3 = 0.25\ngiven"
 
 
+def marked_cells(browser):
+    """Matrix, row and column of each cell that the hovered one is computed from."""
+    return browser.run(
+        "return [...document.querySelectorAll('.pa-from')].map(e => [e.closest('table').dataset.m, "
+        "e.parentNode.rowIndex, e.cellIndex])"
+    )
+
+
 def test_what_a_gradient_is_computed_from_is_marked(browser, article, tmp_path):
     trace = pyattn.trace(*(article[name] for name in MATRICES))
     trace.backward(GIVEN).save_html(tmp_path / "backward.html")
     browser.open(tmp_path / "backward.html")
     browser.hover(browser.cell(browser.all("table[data-m='grad_scores']")[0], 1, 2))
-    marked = browser.run(
-        "return [...document.querySelectorAll('.pa-from')].map(e => [e.closest('table').dataset.m, "
-        "e.parentNode.rowIndex, e.cellIndex])"
-    )
+    marked = marked_cells(browser)
     assert {name for name, _, _ in marked} == {"weights", "grad_weights", "delta"}
     assert {tuple(place) for name, *place in marked if name == "weights"} == {(1, 2)}
     assert {tuple(place) for name, *place in marked if name == "delta"} == {(1, 0)}
@@ -126,10 +131,7 @@ def test_cells_that_a_gradient_of_another_score_is_computed_from_are_marked(brow
         trace.backward(GIVEN).save_html(tmp_path / "backward.html")
         browser.open(tmp_path / "backward.html")
         browser.hover(browser.cell(browser.all("table[data-m='grad_queries']")[0], 1, 2))
-        marked = browser.run(
-            "return [...document.querySelectorAll('.pa-from')].map(e => [e.closest('table').dataset.m, "
-            "e.parentNode.rowIndex, e.cellIndex])"
-        )
+        marked = marked_cells(browser)
         assert {name for name, _, _ in marked} == names, score
         assert {tuple(place) for name, *place in marked if name == "grad_scores"} == {(1, j) for j in range(3)}
         wanted = {"bilinear": {(2, j) for j in range(3)}, "additive": {(0, 2)}}.get(score, set())
