@@ -56,7 +56,7 @@ LONG = {  # each would take seconds or years: arrays of any length in little mem
     "gelu": "functional.gelu(np.zeros((1 << 20, 1024), 'f4'))",
     # wide rows, as nobody looks for a signal while ids are copied and checked
     "embedding": "functional.embedding(ids, endless(9, 1 << 16), num_threads=threads)",
-    "embedding, gradients": "functional.embedding_backward(endless(1 << 14, 1 << 16), ids, 9)",
+    "embedding, gradients": "functional.embedding_backward(endless(1 << 14, 1 << 20), ids, 9)",
 }
 
 # `make test` asks a call for most of the loops that look for a signal.
