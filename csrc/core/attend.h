@@ -149,6 +149,8 @@ ptrdiff_t attn_length_of(const attn_problem *problem, const attn_operand *length
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number);
 /* The geometry of a block whose row and rows are set: visible keys, addresses of masks, counters of dropout. */
 void attn_place_block(attn_task *task, attn_block *block);
+/* Continues from the problem's state. */
+void attn_take_up_state(const attn_task *task, attn_block *block);
 /* Addresses of a block's rows in one array. */
 void attn_row_addresses(const attn_task *task, const attn_operand *operand, const attn_block *block, void **address);
 /* Writes the block's `rows`. Returns those that are not finite and may become so when they are redone: what is not

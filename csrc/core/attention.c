@@ -241,14 +241,14 @@ static uint64_t redo_block(attn_task *task, int n, ptrdiff_t number, double fact
 
 /* Writes a block and redoes its rows that are not finite, unless that cannot help (stays_nonfinite in rows.c): first
  * because a masked pair may have added 0 * NaN, then with values scaled down, because a sum of finite values may have
- * overflowed. Numbers that are finite stay. A row that is not finite then has seen a NaN or an infinity in its visible
- * inputs. */
+ * overflowed, which an unfinished row does not repair. Numbers that are finite stay. A row that is not finite then has
+ * seen a NaN or an infinity in its visible inputs. */
 void attn_end_block(attn_task *task, int n, ptrdiff_t number, int masked)
 {
     const double small = task->plan->problem->dtype == ATTN_F32 ? 0x1p-64 : 0x1p-512;
     uint64_t nonfinite = attn_finish_block(task, &task->blocks[n], ~(uint64_t)0);
     if (nonfinite && masked) nonfinite = redo_block(task, n, number, 1, nonfinite);
-    if (nonfinite) redo_block(task, n, number, small, nonfinite);
+    if (nonfinite && !task->plan->problem->unfinished) redo_block(task, n, number, small, nonfinite);
 }
 
 /* Tasks -------------------------------------------------------------------------------------------------------------

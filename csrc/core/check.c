@@ -144,7 +144,7 @@ static attn_status check_batch(const attn_args *args, const attn_axis_places *at
 /* The size in bytes of every result must fit in ptrdiff_t. */
 static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_error *error)
 {
-    ptrdiff_t count = p->heads, weights;
+    ptrdiff_t count = p->heads, weights, columns;
     int over = 0;
     p->batches = 1;
     for (int n = 0; n < p->batch_axes; n++) over |= __builtin_mul_overflow(p->batches, p->batch_shape[n], &p->batches);
@@ -152,7 +152,8 @@ static attn_status check_sizes(const attn_args *args, attn_problem *p, attn_erro
     over |= __builtin_mul_overflow(count, p->q_len, &count);
     over |= __builtin_mul_overflow(count, (ptrdiff_t)sizeof(double), &count);
     over |= __builtin_mul_overflow(count, p->kv_len, &weights);
-    over |= __builtin_mul_overflow(count, p->v_dim > 0 ? p->v_dim : 1, &count);
+    over |= __builtin_add_overflow(p->v_dim, args->unfinished ? ATTN_STATE_EXTRA : p->v_dim == 0, &columns);
+    over |= __builtin_mul_overflow(count, columns, &count);
     if (over)
         FAIL("the result is too large for memory: query %s, key %s, value %s",
              attn_shape_text(args->query.ndim, args->query.shape), attn_shape_text(args->key.ndim, args->key.shape),
@@ -182,6 +183,34 @@ static attn_status check_score(const attn_args *args, attn_problem *p, attn_erro
     return ATTN_OK;
 }
 
+/* The rules on a part of the keys that takes up a state, or leaves one. */
+static attn_status check_part(const attn_args *args, const attn_axis_places *at, attn_problem *p, attn_error *error)
+{
+    const attn_tensor *state = &args->state;
+    attn_shapes want;
+    p->unfinished = args->unfinished != 0;
+    p->state.data = NULL;
+    if (state->data == NULL && !p->unfinished) return ATTN_OK;
+
+    const ptrdiff_t end = args->key_start + p->kv_len;
+    if (args->cache != NULL) FAIL("parts of the keys of a cache: pass its keys and values as arrays");
+    if (state->data != NULL && args->key_start % ATTN_CHUNK_KEYS != 0)
+        FAIL("key_start is %td, expected a multiple of %d with a state", args->key_start, (int)ATTN_CHUNK_KEYS);
+    if (p->unfinished && end % ATTN_CHUNK_KEYS != 0)
+        FAIL("a part of the keys ends at %td, expected a multiple of %d: only the last part may end elsewhere", end,
+             (int)ATTN_CHUNK_KEYS);
+    if (state->data == NULL) return ATTN_OK;
+
+    attn_describe(args, p, &want);
+    want.output[want.ndim - 1] = p->v_dim + ATTN_STATE_EXTRA;
+    const attn_status status = attn_check_result("state", state, want.ndim, want.output, p->dtype, error);
+    if (status != ATTN_OK) return status;
+    if (state->dtype != p->dtype || attn_last_stride(state) != attn_size_of_real(p->dtype))
+        FAIL("state must be float64 for float64, else float32, with a contiguous last axis");
+    attn_resolve(state, at, p, &p->state);
+    return ATTN_OK;
+}
+
 static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_error *error)
 {
     attn_status status;
@@ -204,7 +233,7 @@ static attn_status check_arrays(const attn_args *args, attn_problem *p, attn_err
     attn_resolve(&args->query, &at, p, &p->query);
     attn_resolve(&args->key, &at, p, &p->key);
     attn_resolve(&args->value, &at, p, &p->value);
-    return ATTN_OK;
+    return check_part(args, &at, p, error);
 }
 
 attn_status attn_check_inputs(const attn_args *args, attn_problem *p, attn_error *error)

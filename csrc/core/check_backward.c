@@ -36,6 +36,7 @@ attn_status attn_check_gradients(const attn_backward_args *args, const attn_grad
     attn_shapes want;
     attn_status status;
     if (attention->cache) FAIL("gradients of attention to a cache: pass its keys and values as arrays");
+    if (attention->state.data || attention->unfinished) FAIL("gradients of a part of the keys: pass all keys at once");
     if ((status = attn_check_inputs(attention, p, error)) != ATTN_OK) return status;
     attn_describe(attention, p, &want);
     const attn_dtype stored = attention->query.dtype;
@@ -110,6 +111,7 @@ attn_status attn_check_tangents(const attn_jvp_args *args, attn_jvp_problem *j, 
     attn_problem *p = &j->forward;
     attn_status status;
     if (attention->cache) FAIL("tangents of attention to a cache: pass its keys and values as arrays");
+    if (attention->state.data || attention->unfinished) FAIL("tangents of a part of the keys: pass all keys at once");
     if ((status = attn_check_inputs(attention, p, error)) != ATTN_OK) return status;
     if ((status = check_forward(args, p, error)) != ATTN_OK) return status;
     if ((status = check_tangent("tangent_query", &args->query, &attention->query, p, error)) != ATTN_OK) return status;

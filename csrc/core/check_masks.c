@@ -107,8 +107,31 @@ static attn_status check_mask(const attn_args *args, const attn_tensor *mask, in
     return ATTN_OK;
 }
 
+/* The numbers of batch entries and heads in a longer problem, as dropout counts them. */
+static attn_status check_units(const attn_tensor *units, attn_problem *p, attn_error *error)
+{
+    const int64_t most = ((int64_t)1 << 32) - 1; /* a 32-bit counter */
+    ptrdiff_t expected[ATTN_MAX_AXES + 2];
+    const int rank = shape_of_pairs(p, 1, expected) - 2;
+    p->units.data = NULL;
+    if (units->data == NULL) return ATTN_OK;
+    if (units->dtype != ATTN_I64 || !broadcasts_to(units->ndim, units->shape, -1, rank, expected))
+        FAIL("units has shape %s, which does not broadcast to %s: an int64 for each batch entry and head",
+             attn_shape_text(units->ndim, units->shape), attn_shape_text(rank, expected));
+    const int64_t *wrong = p->batches == 0 || p->heads == 0 ? NULL : attn_out_of_range(units, 0, most);
+    if (wrong != NULL) FAIL("units holds %lld, expected 0 <= n < 2**32", (long long)*wrong);
+
+    const int heads = p->has_heads;
+    p->units.data = units->data;
+    p->units.head = heads ? attn_stride_of(units, 1) : 0;
+    for (int n = 0; n < p->batch_axes; n++) p->units.batch[n] = attn_stride_of(units, heads + p->batch_axes - n);
+    return ATTN_OK;
+}
+
 static attn_status check_dropout(const attn_args *args, attn_problem *p, attn_error *error)
 {
+    const attn_status status = check_units(&args->units, p, error);
+    if (status != ATTN_OK) return status;
     p->dropout_p = args->dropout_p;
     p->dropout_seed = args->dropout_seed;
     p->drops = args->keep_mask.data != NULL || args->dropout_p > 0;

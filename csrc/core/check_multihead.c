@@ -153,6 +153,8 @@ attn_status attn_check_multihead(const attn_multihead_args *args, attn_multihead
     const attn_cache *cache = args->attention.cache;
     attn_status status;
     *m = (attn_multihead_plan){.args = args, .projections = cache && !args->key.data ? K : ATTN_PROJECTIONS};
+    if (args->attention.state.data || args->attention.unfinished)
+        FAIL("multi-head attention takes no part of the keys");
     if ((status = check_inputs(args, m, error)) != ATTN_OK) return status;
     if ((status = check_cache(args, m, error)) != ATTN_OK) return status;
     if ((status = check_weights(args, m, error)) != ATTN_OK) return status;

@@ -7,6 +7,9 @@
 #include "walk.h"
 #include "kernels.h"
 
+/* Numbers of a row's state after those of its output: the largest score and the sum. */
+enum { ATTN_STATE_EXTRA = 2 };
+
 /* The masks of a problem: attn_args' mask, padding_mask and keep_mask. */
 enum { ATTN_MASK, ATTN_PADDING, ATTN_KEEP, ATTN_MASKS };
 
@@ -32,6 +35,7 @@ typedef struct {
     double scale, empty;
     double dropout_p;
     uint64_t dropout_seed;
+    int unfinished;          /* output is a state */
     int drops;               /* dropout by keep_mask or at random */
     ptrdiff_t before, after; /* visible: i + offset - before <= j <= i + offset + after; PTRDIFF_MAX = unbounded */
     ptrdiff_t query_start, key_start, offset;
@@ -39,7 +43,7 @@ typedef struct {
     attn_element mask_dtypes[ATTN_MASKS];
     attn_operand masks[ATTN_MASKS];
     const attn_cache *cache; /* NULL, or the cache; key.data and value.data then point to its page tables */
-    attn_operand query, key, value, key_limits, key_lengths, query_lengths, output, weights, lse;
+    attn_operand query, key, value, key_limits, key_lengths, query_lengths, units, state, output, weights, lse;
 } attn_problem;
 
 /* Checks all rules on the inputs, and fills `problem` up to query_lengths. */

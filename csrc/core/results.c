@@ -71,7 +71,7 @@ static void shapes_of(const attn_args *args, const attn_problem *p, attn_shapes 
         shapes->lse[n] = p->heads;
     }
     shapes->output[n + (p->has_heads && !length_first)] = p->q_len;
-    shapes->output[shapes->ndim - 1] = p->v_dim;
+    shapes->output[shapes->ndim - 1] = p->v_dim + (p->unfinished ? ATTN_STATE_EXTRA : 0);
     shapes->weights[shapes->weights_ndim - 2] = shapes->lse[shapes->lse_ndim - 1] = p->q_len;
     shapes->weights[shapes->weights_ndim - 1] = p->kv_len;
 }
@@ -133,7 +133,12 @@ attn_status attn_check_outputs(const attn_args *args, const attn_tensor *output,
     if (output->data == NULL || size == 0 || attn_computed(output->dtype) != p->dtype)
         FAIL("output must be given, in a dtype that goes with query's");
     const int written = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
-    if (written && p->v_dim > 1 && attn_stride_of(output, 1) != size) FAIL("output's last axis must be contiguous");
+    if (p->unfinished && output->dtype != p->dtype)
+        FAIL("an unfinished output must be float64 for float64, else float32");
+    if ((p->unfinished && lse->data != NULL) || ((p->unfinished || p->state.data) && weights->data != NULL))
+        FAIL("parts of the keys give no weights, and lse with the last part alone");
+    if (written && (p->v_dim > 1 || p->unfinished) && attn_stride_of(output, 1) != size)
+        FAIL("output's last axis must be contiguous");
     if (written && weights->data != NULL && p->kv_len > 1 &&
         attn_stride_of(weights, 1) != attn_size_of_real(weights->dtype))
         FAIL("the last axis of weights must be contiguous");

@@ -87,6 +87,14 @@ static void limit_block(attn_task *task, attn_block *block)
     }
 }
 
+/* Dropout's number of a head of the task's batch entry. */
+static uint32_t unit_of(const attn_task *task, ptrdiff_t head)
+{
+    const attn_problem *p = task->plan->problem;
+    if (p->units.data == NULL) return (uint32_t)(task->batch * p->heads + head);
+    return (uint32_t) * (const int64_t *)(const void *)attn_part(p, &p->units, task->batch, head);
+}
+
 /* Dropout counters of each row: its head, counted over all batch entries, and its query. With a cache, the query counts
  * by its position in the cache, so that decoding step by step drops the same weights as prefill. */
 static void name_rows(const attn_task *task, attn_block *block)
@@ -95,7 +103,7 @@ static void name_rows(const attn_task *task, attn_block *block)
     const ptrdiff_t before = p->cache && p->lower_right ? task->key_length - task->query_length : 0;
     row_place at = place_of(task, block->row);
     for (int r = 0; r < block->rows; r++) {
-        block->unit[r] = (uint32_t)(task->batch * p->heads + at.head);
+        block->unit[r] = unit_of(task, at.head);
         block->query[r] = (uint32_t)(p->query_start + before + at.i);
         if (++at.i == p->q_len) {
             at.i = 0;
@@ -124,6 +132,51 @@ static void query_rows(const attn_task *task, attn_block *block, void **query)
     attn_load_rows(k, p->query.dtype, block->rows, p->head_dim, p->query.column, plan->features, query,
                    task->query_rows);
     if (plan->score->prepare_queries) plan->score->prepare_queries(task, block, query);
+}
+
+void attn_take_up_state(const attn_task *task, attn_block *block)
+{
+    const attn_plan *plan = task->plan;
+    const ptrdiff_t size = plan->kernels->size, v_dim = plan->problem->v_dim;
+    const attn_state *state = &block->running_state;
+    void *from[ATTN_MAX_WIDTH];
+    attn_row_addresses(task, &plan->problem->state, block, from);
+    for (int r = 0; r < block->rows; r++) {
+        char *out = (char *)state->out + r * plan->columns * size;
+        for (ptrdiff_t d = 0; d < v_dim; d++)
+            attn_put_real(out, d, size, attn_real_at(from[r], d, size) * task->factor);
+        memset(out + v_dim * size, 0, (size_t)((plan->columns - v_dim) * size));
+        attn_put_real(state->maximum, r, size, attn_real_at(from[r], v_dim, size));
+        attn_put_real(state->sum, r, size, attn_real_at(from[r], v_dim + 1, size));
+    }
+    block->running_begun = 1; /* folding a chunk into a state of no keys changes no bit of the chunk's */
+}
+
+/* Writes the state of the block's `rows` as output. Returns those that are not finite and may be so because of a masked
+ * pair. */
+static uint64_t leave_state(const attn_task *task, const attn_block *block, uint64_t rows)
+{
+    const attn_plan *plan = task->plan;
+    const ptrdiff_t size = plan->kernels->size, v_dim = plan->problem->v_dim;
+    const attn_state *state = &block->running_state;
+    uint64_t nonfinite = 0;
+    void *to[ATTN_MAX_WIDTH];
+    attn_row_addresses(task, &plan->problem->output, block, to);
+    for (int r = 0; r < block->rows; r++) {
+        const void *out = (const char *)state->out + r * plan->columns * size;
+        if (!(rows >> r & 1)) continue;
+        for (ptrdiff_t d = 0; d < v_dim; d++) {
+            const double y = block->running_begun ? attn_real_at(out, d, size) : 0;
+            attn_put_real(to[r], d, size, y);
+            if (!isfinite(y)) nonfinite |= (uint64_t)1 << r;
+        }
+        const double top = block->running_begun ? attn_real_at(state->maximum, r, size) : (double)-INFINITY;
+        const double sum = block->running_begun ? attn_real_at(state->sum, r, size) : 0;
+        attn_put_real(to[r], v_dim, size, top);
+        attn_put_real(to[r], v_dim + 1, size, sum);
+        if (isnan(sum)) nonfinite &= ~((uint64_t)1 << r); /* a score is NaN */
+    }
+    return nonfinite;
 }
 
 void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
@@ -158,6 +211,7 @@ void attn_begin_block(attn_task *task, attn_block *block, ptrdiff_t number)
     if (!plan->decode)
         k->pack_queries(block->rows, block->vectors, plan->features, (const void *const *)query, factor, block->packed);
 
+    if (p->state.data) attn_take_up_state(task, block);
     if (block->saved_scores)
         for (ptrdiff_t n = 0; n * ATTN_BLOCK_KEYS < p->kv_len; n++) attn_saved_scores_of(plan, block, n)->keys = 0;
 }
@@ -337,6 +391,7 @@ uint64_t attn_finish_block(attn_task *task, attn_block *block, uint64_t rows)
     const int rounds = attn_is_half(p->output.dtype);
     void *output[ATTN_MAX_WIDTH], *stored[ATTN_MAX_WIDTH];
 
+    if (p->unfinished) return leave_state(task, block, rows);
     if (!block->running_begun) memset(block->running_state.sum, 0, (size_t)(block->rows * plan->kernels->size));
     if (p->lse.data) {
         attn_row_addresses(task, &p->lse, block, output);

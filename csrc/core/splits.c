@@ -54,12 +54,14 @@ static void attend_split(void *context, ptrdiff_t number, int worker, attn_job *
 }
 
 /* Folds a batch of chunks into the running state of one block, which may end up in any of their slots. */
-static slot_mark fold_split_batch(const attn_plan *plan, ptrdiff_t number, int n, attn_block *block)
+static slot_mark fold_split_batch(const attn_task *task, ptrdiff_t number, int n, attn_block *block)
 {
+    const attn_plan *plan = task->plan;
     char *slot = slot_of(plan, number, n, 0);
     slot_mark total = plan->split_start == 0 ? (slot_mark){0, 0} : *mark_of(slot);
     attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->running_state);
     block->running_begun = total.begun;
+    if (plan->split_start == 0 && plan->problem->state.data) attn_take_up_state(task, block);
     for (ptrdiff_t chunk = plan->split_start; chunk < split_end(plan); chunk++) {
         slot = slot_of(plan, number, n, chunk - plan->split_start + 1);
         attn_layout_state(plan, slot + ATTN_ALIGNMENT, &block->chunk_state);
@@ -79,7 +81,7 @@ static void fold_splits(void *context, ptrdiff_t number, int worker, attn_job *j
 
     for (int n = 0; n < task.count; n++) {
         attn_block *block = &task.blocks[n];
-        const slot_mark mark = fold_split_batch(plan, number, n, block);
+        const slot_mark mark = fold_split_batch(&task, number, n, block);
         if (split_end(plan) < plan->chunks) {
             char *slot = slot_of(plan, number, n, 0);
             *mark_of(slot) = mark;

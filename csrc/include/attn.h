@@ -90,9 +90,16 @@ typedef struct {
  * ATTN_ALIGN_LOWER_RIGHT. query_start and key_start (a multiple of 64) place the call as a part of a longer problem;
  * its rows are then bit-identical to those of the whole. A cache replaces arrays (batches, kv_heads, length, dim).
  *
+ * Calls over the parts of the keys, from left to right, hand on each row's softmax: with `unfinished`, output is a state
+ * (..., v_dim + 2) in the dtype of the arithmetic, sum_j 2^(s_j - m) value_j, then m, the largest score s_j in units of
+ * log2, and sum_j 2^(s_j - m). The next call takes it as `state`; the last one is not unfinished, and its results are
+ * bit-identical to those of one call. Parts begin at multiples of 512. One rule is weaker: finite values whose sum
+ * overflows before it is divided give infinities.
+ *
  * Dropout comes after the softmax; it affects the weights but not the logsumexp. A weight is dropped (set to 0) or
  * divided by 1 - dropout_p; with dropout_p = 1 all are dropped. keep_mask (bool, nonzero = kept) chooses which; without
- * it, attn_dropout_keep does, for query query_start + i and key key_start + j. With a cache and ATTN_ALIGN_LOWER_RIGHT,
+ * it, attn_dropout_keep does, for query query_start + i and key key_start + j, and the unit that `units` gives or, without
+ * it, the number of batch entry and head, counted from 0. With a cache and ATTN_ALIGN_LOWER_RIGHT,
  * the query counts by its position in the cache, query_start + i + key_length - query_length.
  */
 typedef struct {
@@ -113,10 +120,13 @@ typedef struct {
     ptrdiff_t align_offset;              /* ATTN_ALIGN_OFFSET: the key that query 0 stands at; may be negative */
     ptrdiff_t window_left, window_right; /* inclusive */
     ptrdiff_t query_start, key_start;
+    attn_tensor state; /* of the calls over earlier keys */
+    int unfinished;
     attn_layout layout;
     int enable_gqa;
     double dropout_p; /* 0 <= dropout_p <= 1 */
     uint64_t dropout_seed;
+    attn_tensor units; /* ATTN_I64, broadcast to (..., heads) */
     attn_tensor keep_mask;
     double empty;        /* output of a row that sees no key: 0 or NaN */
     int average_weights; /* return the mean of the weights over heads: (..., q_len, kv_len) */

@@ -1,4 +1,4 @@
-/* pyattn.attention, on arrays and on the pages of a cache: parse, convert, drop the GIL, call, wrap. */
+/* pyattn.attention, on arrays, on parts of them and on the pages of a cache: parse, convert, drop the GIL, call, wrap. */
 #include "options.h" /* Python.h before any other header: it settles their macros */
 
 #include "linear.h"
@@ -22,6 +22,15 @@ static PyObject *interned_paged_names[PAGED_ARGUMENTS];
 static const pyattn_signature paged_signature = {"paged_attention", PAGED_ARGUMENTS, PAGED_REST,
                                                  PAGED_REST,        paged_names,     interned_paged_names};
 
+/* attention_part takes more. */
+enum { QUERY_START = ARGUMENTS, KEY_START, KEY_LIMITS, UNITS, SEED, STATE, UNFINISHED, PART_ARGUMENTS };
+static const char *const part_names[PART_ARGUMENTS] = {
+    "query",      "key",   "value", "score_weight", PYATTN_OPTION_NAMES, "out", "query_start", "key_start",
+    "key_limits", "units", "seed",  "state",        "unfinished"};
+static PyObject *interned_part_names[PART_ARGUMENTS];
+static const pyattn_signature part_signature = {"attention_part", PART_ARGUMENTS, SCORE_WEIGHT,
+                                                SCORE_WEIGHT,     part_names,     interned_part_names};
+
 /* All objects that a call owns, which `release` releases. */
 typedef struct {
     PyArrayObject *inputs[ARRAYS], *output, *weights, *lse;
@@ -31,7 +40,11 @@ typedef struct {
     pyattn_option_arrays options;
     pyattn_cache_use cache;
     PyObject *lowered; /* tuple of option values that replace a mask object */
+    PyArrayObject *units, *state;
     int need_weights, need_lse;
+    int is_part; /* its dropout has a seed; it warns of nothing */
+    int is_check;
+    PyObject *shape; /* a check's result */
 } owned;
 
 static void release(owned *o)
@@ -41,6 +54,9 @@ static void release(owned *o)
     Py_XDECREF(o->vector);
     PyMem_Free(o->product);
     Py_XDECREF(o->lowered);
+    Py_XDECREF(o->shape);
+    Py_XDECREF(o->units);
+    Py_XDECREF(o->state);
     Py_XDECREF(o->output);
     Py_XDECREF(o->weights);
     Py_XDECREF(o->lse);
@@ -79,21 +95,23 @@ static int warn_of_likely_mistakes(const attn_shapes *shapes, attn_layout layout
     return status < 0 ? -1 : 1;
 }
 
-static int make_results(PyObject *const *values, const attn_shapes *shapes, owned *o)
+static int make_results(PyObject *const *values, const attn_args *args, const attn_shapes *shapes, owned *o)
 {
     PyArrayObject *const like = pyattn_widest(o->inputs, ARRAYS);
     PyArrayObject *const inputs[] = {
         o->inputs[0],    o->inputs[1],         o->inputs[2],           o->inputs[SCORE_WEIGHT],
         o->options.mask, o->options.keep_mask, o->options.key_lengths, o->options.query_lengths};
-    const attn_dtype lse = attn_computed((attn_dtype)pyattn_dtype(like));
+    const attn_dtype computed = attn_computed((attn_dtype)pyattn_dtype(like));
     Py_CLEAR(o->output);
     Py_CLEAR(o->weights);
     Py_CLEAR(o->lse);
-    o->output = pyattn_result(values[OUT], shapes->ndim, shapes->output, like, inputs, sizeof inputs / sizeof *inputs);
+    o->output = args->unfinished ? pyattn_new_array(shapes->ndim, shapes->output, computed)
+                                 : pyattn_result(values[OUT], shapes->ndim, shapes->output, like, inputs,
+                                                 sizeof inputs / sizeof *inputs);
     if (o->output == NULL) return -1;
     if (o->need_weights && (o->weights = pyattn_new_like(shapes->weights_ndim, shapes->weights, like)) == NULL)
         return -1;
-    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_ndim, shapes->lse, lse)) == NULL) return -1;
+    if (o->need_lse && (o->lse = pyattn_new_array(shapes->lse_ndim, shapes->lse, computed)) == NULL) return -1;
     return 0;
 }
 
@@ -191,10 +209,10 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
-    PyObject *result = class
-                           ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
-                                                          o->lse ? (PyObject *)o->lse : Py_None, NULL)
-                           : NULL;
+    PyObject *result =
+        class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
+                                             o->lse ? (PyObject *)o->lse : Py_None, NULL)
+              : NULL;
     Py_XDECREF(class);
     Py_XDECREF(module);
     Py_DECREF(output);
@@ -226,9 +244,24 @@ static int fill_tensors(PyObject *const *values, attn_args *args, owned *o)
         pyattn_fill(&args->value, o->inputs[VALUE]);
     }
     pyattn_fill_options(&o->options, args);
+    pyattn_fill(&args->units, o->units);
+    pyattn_fill(&args->state, o->state);
     if (!o->product) pyattn_fill(&args->score_weight, o->vector);
     if (PyErr_Occurred()) return -1;
     return o->product ? prepare_bilinear(values, args, o) : 0;
+}
+
+static PyObject *tuple_of(int count, const ptrdiff_t *sizes)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int n = 0; tuple != NULL && n < count; n++) {
+        PyObject *size = PyLong_FromSsize_t(sizes[n]);
+        if (size == NULL)
+            Py_CLEAR(tuple);
+        else
+            PyTuple_SET_ITEM(tuple, n, size);
+    }
+    return tuple;
 }
 
 /* Checks all arrays, warns and draws a seed the first time, and creates the results. Returns 0, -1 with an exception,
@@ -245,10 +278,12 @@ static __attribute__((noinline)) int prepare(PyObject *const *values, attn_args 
         return -1;
     }
     attn_describe(args, problem, &shapes);
+    const int asks = first && !o->is_part;
     const int warned =
-        first ? warn_of_likely_mistakes(&shapes, args->layout, o->lowered || args->cache ? NULL : o->options.mask) : 0;
-    if (warned < 0 || make_results(values, &shapes, o) < 0) return -1;
-    const int drew = first ? pyattn_draw_seed(values + OPTIONS, args, &args->dropout_seed) : 0;
+        asks ? warn_of_likely_mistakes(&shapes, args->layout, o->lowered || args->cache ? NULL : o->options.mask) : 0;
+    if (o->is_check) return warned < 0 || (o->shape = tuple_of(shapes.ndim, shapes.output)) == NULL ? -1 : 0;
+    if (warned < 0 || make_results(values, args, &shapes, o) < 0) return -1;
+    const int drew = asks ? pyattn_draw_seed(values + OPTIONS, args, &args->dropout_seed) : 0;
     return drew < 0 ? -1 : warned || drew;
 }
 
@@ -261,16 +296,16 @@ static PyObject *attend(PyObject **values, attn_args *args, owned *o)
     if (convert_rest(values, args, o) < 0) return NULL;
     for (int first = 1, again = 1; again; first = 0)
         if ((again = prepare(values, args, &problem, o, first)) < 0) return NULL;
+    if (o->is_check) return Py_NewRef(o->shape);
     const attn_status status = compute(args, &problem, o, &error);
     return status == ATTN_OK ? wrap(values, o) : pyattn_raise(status, &error);
 }
 
-static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *call(PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames, int is_check)
 {
     PyObject *values[ARGUMENTS], *result = NULL;
     owned o;
     attn_args args;
-    (void)self;
     pyattn_clear(&o, sizeof o);
     pyattn_clear(&args, sizeof args);
 
@@ -279,7 +314,55 @@ static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize
         const int exceeds = pyattn_exceeds(values[n], ATTN_MAX_AXES);
         if (exceeds != 0) return exceeds < 0 ? NULL : pyattn_merge_axes("attention", positional, nargs, kwnames);
     }
+    o.is_check = is_check;
     if (pyattn_as_reals(values + QUERY, argument_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) == 0)
+        result = attend(values, &args, &o);
+    release(&o);
+    return result;
+}
+
+static PyObject *attention(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)self;
+    return call(positional, nargs, kwnames, 0);
+}
+
+static PyObject *attention_shape(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    (void)self;
+    return call(positional, nargs, kwnames, 1);
+}
+
+static int convert_part(PyObject *const *values, attn_args *args, owned *o)
+{
+    const char *const position = "a position";
+    o->is_part = 1;
+    if (values[QUERY_START] && pyattn_integer(values[QUERY_START], "query_start", position, &args->query_start) < 0)
+        return -1;
+    if (values[KEY_START] && pyattn_integer(values[KEY_START], "key_start", position, &args->key_start) < 0) return -1;
+    if ((args->unfinished = pyattn_flag(values[UNFINISHED], "unfinished")) < 0) return -1;
+    if (pyattn_given(values[KEY_LIMITS]) &&
+        pyattn_as_integers(values[KEY_LIMITS], "key_limits", &o->options.key_limits) < 0)
+        return -1;
+    if (pyattn_given(values[UNITS]) && pyattn_as_integers(values[UNITS], "units", &o->units) < 0) return -1;
+    if (pyattn_given(values[SEED]) &&
+        (args->dropout_seed = PyLong_AsUnsignedLongLong(values[SEED])) == (unsigned long long)-1 && PyErr_Occurred())
+        return -1;
+    return pyattn_given(values[STATE]) ? pyattn_as_reals(values + STATE, part_names + STATE, 1, 1, &o->state) : 0;
+}
+
+static PyObject *attention_part(PyObject *self, PyObject *const *positional, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *values[PART_ARGUMENTS], *result = NULL;
+    owned o;
+    attn_args args;
+    (void)self;
+    pyattn_clear(&o, sizeof o);
+    pyattn_clear(&args, sizeof args);
+
+    if (pyattn_parse(&part_signature, positional, nargs, kwnames, values) < 0) return NULL;
+    if (convert_part(values, &args, &o) == 0 &&
+        pyattn_as_reals(values + QUERY, part_names + QUERY, ARRAYS, SCORE_WEIGHT, o.inputs) == 0)
         result = attend(values, &args, &o);
     release(&o);
     return result;
@@ -317,6 +400,12 @@ static PyObject *paged_attention(PyObject *self, PyObject *const *positional, Py
 
 PyMethodDef pyattn_attention_methods[] = {
     {"attention", (PyCFunction)(void (*)(void))attention, METH_FASTCALL | METH_KEYWORDS, DOC_ATTENTION},
+    {"attention_part", (PyCFunction)(void (*)(void))attention_part, METH_FASTCALL | METH_KEYWORDS,
+     "attention_part($module, query, key, value, **options)\n--\n\n"
+     "attention over a part of longer arrays. See attn_args in attn.h."},
+    {"attention_shape", (PyCFunction)(void (*)(void))attention_shape, METH_FASTCALL | METH_KEYWORDS,
+     "attention_shape($module, query, key, value, **options)\n--\n\n"
+     "Check a call of attention; return the shape of its output."},
     {"paged_attention", (PyCFunction)(void (*)(void))paged_attention, METH_FASTCALL | METH_KEYWORDS,
      "paged_attention($module, query, cache, **options)\n--\n\n"
      "attention over the pages of a cache. See pyattn.KVCache.attend."},

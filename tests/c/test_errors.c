@@ -14,8 +14,7 @@ static double element;
 static int64_t lengths[] = {1, 2, 3};
 
 #define VIEW(dtype, ...) strided(&element, dtype, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
-#define LENGTHS(...)                                                                                                   \
-    strided(lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
+#define LENGTHS(...)     strided(lengths, ATTN_I64, sizeof LIST(__VA_ARGS__) / sizeof(ptrdiff_t), LIST(__VA_ARGS__), NULL)
 
 static const ptrdiff_t whole[] = {2, 4, 3, 8}, packed[] = {384, 96, 32, 4};
 
@@ -111,11 +110,10 @@ static void test_sizes_that_overflow(void)
     REFUSED("the result is too large for memory: query (3, 8), key (3, 8), value (3, 2305843009213693952)",
             args->query = args->key = VIEW(ATTN_F32, 3, 8);
             args->value = VIEW(ATTN_F32, 3, huge));
-    REFUSED(
-        "the result is too large for memory: query (3, 8), key (2305843009213693952, 8), value "
-        "(2305843009213693952, 8)",
-        args->query = VIEW(ATTN_F32, 3, 8);
-        args->key = args->value = VIEW(ATTN_F32, huge, 8));
+    REFUSED("the result is too large for memory: query (3, 8), key (2305843009213693952, 8), value "
+            "(2305843009213693952, 8)",
+            args->query = VIEW(ATTN_F32, 3, 8);
+            args->key = args->value = VIEW(ATTN_F32, huge, 8));
     REFUSED(
         "the result is too large for memory: query (1, 2305843009213693952, 3, 8), key (1, 1, 3, 8), value (1, 1, 3, "
         "8)",
@@ -232,6 +230,12 @@ static void test_visibility(void)
             args->query_start = 0;
             args->key_start = -64);
     REFUSED("key_start is 100, expected a multiple of 64", args->key_start = 100);
+    REFUSED("a part of the keys ends at 3, expected a multiple of 512: only the last part may end elsewhere",
+            args->unfinished = 1);
+    REFUSED("key_start is 64, expected a multiple of 512 with a state", args->state = VIEW(ATTN_F32, 2, 3, 10);
+            args->key_start = 64);
+    REFUSED("units has shape (1, 2), which does not broadcast to (2, 4): an int64 for each batch entry and head",
+            args->units = VIEW(ATTN_I64, 1, 2));
 }
 
 static void test_results(void)

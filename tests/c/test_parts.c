@@ -1,12 +1,13 @@
 /* A part of a longer problem, placed by query_start and key_start, is bit-identical to the whole: chunked prefill,
- * decoding with a cache, and keys dropped after they left a window. Also with dropout.
+ * decoding with a cache, and keys dropped after they left a window. Also with dropout. So is what calls over the parts of
+ * the keys hand on to each other.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "harness.h"
 
-enum { LENGTH = 700, HEAD_DIM = 24, V_DIM = 20, MOST_BYTES = sizeof(double) };
+enum { LENGTH = 1100, HEAD_DIM = 24, V_DIM = 20, MOST_BYTES = sizeof(double) };
 
 /* One head, contiguous. A part has rows [row, row + rows) of the queries and keys [key, key + keys), and computes into
  * the same arrays' places. */
@@ -25,8 +26,10 @@ typedef struct {
     _Alignas(64) char weights[LENGTH * LENGTH * MOST_BYTES];
 } results;
 
+/* take_up, leave: the states of the part's rows before and after it, or NULL. */
 typedef struct {
     ptrdiff_t row, rows, key, keys;
+    char *take_up, *leave;
 } part;
 
 /* The part's rows of `r`. Weights keep the strides of the whole, so those of left-out keys stay unchanged. */
@@ -54,11 +57,18 @@ static attn_status attend(problem *p, part at, results *r, attn_error *error)
     };
     void *const score_weight = p->score == ATTN_SCORE_ADDITIVE ? p->value : NULL;
     args.score_weight = strided(score_weight, p->dtype, 1, LIST(HEAD_DIM), features + 1);
+    const ptrdiff_t state[] = {(V_DIM + 2) * size, size};
+    const attn_tensor none = {.data = NULL};
     const attn_tensor output = strided(r->output + at.row * columns[0], p->dtype, 2, LIST(at.rows, V_DIM), columns);
     const attn_tensor weights =
         strided(r->weights + at.row * keys[0] + at.key * size, p->dtype, 2, LIST(at.rows, at.keys), keys);
     const attn_tensor lse = strided(r->lse + at.row * size, p->dtype, 1, LIST(at.rows), &size);
-    return attn_attention(&args, output, weights, lse, error);
+    args.state = strided(at.take_up, p->dtype, 2, LIST(at.rows, V_DIM + 2), state);
+    args.unfinished = at.leave != NULL;
+    if (args.unfinished)
+        return attn_attention(&args, strided(at.leave, p->dtype, 2, LIST(at.rows, V_DIM + 2), state), none, none,
+                              error);
+    return attn_attention(&args, output, at.take_up ? none : weights, lse, error);
 }
 
 static void claim_part(problem *p, part at, const results *whole, results *r)
@@ -83,12 +93,48 @@ static void claim_parts(problem *p, const results *whole, results *r)
     static const ptrdiff_t edges[] = {0, 1, 3, 64, 100, 163, 299, 300, 512, 515, 640, 699, LENGTH};
     for (size_t n = 0; n + 1 < sizeof edges / sizeof *edges; n++) {
         const ptrdiff_t from = edges[n], to = edges[n + 1];
-        claim_part(p, (part){from, to - from, 0, to}, whole, r);
-        claim_part(p, (part){from, 1, 0, LENGTH}, whole, r);
+        claim_part(p, (part){from, to - from, 0, to, NULL, NULL}, whole, r);
+        claim_part(p, (part){from, 1, 0, LENGTH, NULL, NULL}, whole, r);
         if (p->window_left == ATTN_UNBOUNDED || from <= p->window_left) continue;
         const ptrdiff_t most = (from - p->window_left) / 64 * 64;
         for (ptrdiff_t gone = most % 192; gone <= most; gone += 192)
-            claim_part(p, (part){from, to - from, gone, to - gone}, whole, r);
+            claim_part(p, (part){from, to - from, gone, to - gone, NULL, NULL}, whole, r);
+    }
+}
+
+/* The rows [row, row + rows) by calls over parts of the keys, which end at these bits of multiples of 512. */
+static void claim_chain(problem *p, ptrdiff_t row, ptrdiff_t rows, unsigned ends, const results *whole, results *r)
+{
+    static char states[2][LENGTH * (V_DIM + 2) * MOST_BYTES];
+    attn_error error = {""};
+    char *before = NULL, text[120];
+    ptrdiff_t key = 0;
+    snprintf(text, sizeof text, "%s: %td-bit rows %td to %td, ends %u, window %td, score %d", attn_isa(), 8 * p->size,
+             row, row + rows, ends, p->window_left, (int)p->score);
+    for (int n = 1; n * 512 < LENGTH; n++) {
+        if (!(ends >> (n - 1) & 1)) continue;
+        char *const after = states[n % 2];
+        const part at = {row, rows, key, n * 512 - key, before, after};
+        memset(after, 255, sizeof states[0]);
+        CLAIM(attend(p, at, r, &error) == ATTN_OK, "%s: %s", text, error.message);
+        before = after, key = n * 512;
+    }
+    memset(r->output, 255, sizeof r->output);
+    CLAIM(attend(p, (part){row, rows, key, LENGTH - key, before, NULL}, r, &error) == ATTN_OK, "%s: %s", text,
+          error.message);
+    row *= p->size, rows *= p->size;
+    CLAIM(memcmp(r->output + row * V_DIM, whole->output + row * V_DIM, (size_t)(rows * V_DIM)) == 0,
+          "%s: a chain has other bits than the whole", text);
+    CLAIM(memcmp(r->lse + row, whole->lse + row, (size_t)rows) == 0, "%s: a chain's lse has other bits", text);
+}
+
+static void claim_chains(problem *p, const results *whole, results *r)
+{
+    for (unsigned ends = 1; ends < 4; ends++) {
+        claim_chain(p, 0, LENGTH, ends, whole, r);
+        claim_chain(p, 700, 70, ends, whole, r);
+        claim_chain(p, 1040, 3, ends, whole, r);
+        claim_chain(p, LENGTH - 1, 1, ends, whole, r);
     }
 }
 
@@ -124,8 +170,10 @@ int main(void)
                 p->window_left = LIST(ATTN_UNBOUNDED, 10, 200)[window < 3 ? window : 2];
                 p->dropout_p = window == 0 ? 0 : 0.3;
                 memset(&all, 0, sizeof all);
-                CLAIM(attend(p, (part){0, LENGTH, 0, LENGTH}, &all, &error) == ATTN_OK, "%s", error.message);
+                CLAIM(attend(p, (part){0, LENGTH, 0, LENGTH, NULL, NULL}, &all, &error) == ATTN_OK, "%s",
+                      error.message);
                 claim_parts(p, &all, &some);
+                claim_chains(p, &all, &some);
             }
     }
     return report("test_parts");

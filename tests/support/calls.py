@@ -21,6 +21,7 @@ HEADS = tuple(np.stack([x] * 4)[np.newaxis] for x in (Q, K, V))
 F4 = np.dtype(np.float32)
 PAGES = [[np.zeros(64 * 8, np.float32)]]
 MASK, BIAS, LSE = np.tri(3, 5, dtype=bool), np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+LONG, CHAIN = np.ones((512, 4), np.float32), np.ones((3, 4), np.float32)  # a whole part, and a state with v_dim 2
 TURNS = np.array([1.0, 0.01])
 FROZEN = np.zeros((3, 2), np.float32)
 FROZEN.flags.writeable = False
@@ -298,6 +299,12 @@ WORKING = {
     ),
     "rotary, offset": lambda: _core.rotary(Q.T, TURNS[:1], offset=3, num_threads=2, out=np.empty((4, 3), np.float32)),
     "rotary, in place": lambda: (lambda x: _core.rotary(x, TURNS, out=x))(Q.copy()),
+    "attention_part": lambda: _core.attention_part(
+        *BATCH, key_start=64, need_lse=True, dropout_p=0.5, seed=3, units=[7, 2], key_limits=[[0, 4]]
+    ),
+    "attention_part, a chain": lambda: _core.attention_part(Q, K, V, key_start=512, state=CHAIN, query_start=2),
+    "attention_part, unfinished": lambda: _core.attention_part(Q, LONG, LONG, unfinished=True),
+    "attention_shape": lambda: _core.attention_shape(*HEADS, is_causal=True, align=1, dropout_p=0.5),
     "paged_attention": lambda: _core.paged_attention(
         Q[None, None], (PAGES, F4, 1, 4, 4, 64, 64, None, None), need_lse=True
     ),
