@@ -24,7 +24,14 @@ class Lowered(NamedTuple):
 
 def lower(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> Lowered:
     """Check a mask for scores of this shape, (..., heads, L, S) or, without heads, (..., L, S), and lower it."""
-    _check_shape(mask, scores, heads, name)
+    check_shape(mask, scores, heads, name)
+    limits, rest = take_limits(mask)
+    attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
+    return Lowered(attend, limits)
+
+
+def take_limits(mask: Mask) -> tuple[Limits | None, list[Mask]]:
+    """Part a mask into limits, and masks that have none; a pair must pass all."""
     known: list[Limits] = []
     rest: list[Mask] = []
     for leaf in _leaves(mask, Both):
@@ -33,13 +40,12 @@ def lower(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_ma
             rest.append(leaf)
         else:
             known.append(limits)
-    attend = functools.reduce(np.logical_and, (leaf._attend() for leaf in rest)) if rest else None
-    return Lowered(attend, functools.reduce(intersect, known) if known else None)
+    return (functools.reduce(intersect, known) if known else None), rest
 
 
 def checked_array(mask: Mask, scores: tuple[int, ...], heads: bool, name: str = "attn_mask") -> BoolArray:
     """Check a mask and compute it as one array, for calls with a cache and for compare."""
-    _check_shape(mask, scores, heads, name)
+    check_shape(mask, scores, heads, name)
     return mask._attend()
 
 
@@ -85,7 +91,7 @@ def has_pairs(mask: Mask) -> bool:
     return any(isinstance(one, (Interval, Document)) for one in _leaves(mask, Mask))
 
 
-def _check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:
+def check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:
     """Require the call's sizes, because masks are never cropped, and its heads axis."""
     made = list(_leaves(mask, Mask))
     for one in made:

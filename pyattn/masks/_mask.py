@@ -78,6 +78,10 @@ class Mask:
         """Compute the limits; None unless the keys of each query are neighbours."""
         return None
 
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        """Return the part of the scores' axes, (..., heads, L, S), that slices with a start and a stop name."""
+        raise NotImplementedError
+
     def _name(self) -> str:
         """Return the call that makes the mask, as text."""
         raise NotImplementedError
@@ -403,6 +407,11 @@ class Interval(Limited):
     def _name(self) -> str:
         return self.name
 
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        rows, keys = cut[-2:]
+        first, last = (None if side is None else side + rows.start - keys.start for side in (self.first, self.last))
+        return Interval(rows.stop - rows.start, keys.stop - keys.start, first, last, self.name)
+
     def _limits(self) -> Limits:
         far = self.q_len + self.kv_len  # effectively unbounded
         limits, rows = np.empty((self.q_len, 2), np.int64), np.arange(self.q_len)
@@ -432,6 +441,11 @@ class Lengths(Limited):
         text = str(self.lengths.tolist()) if self.lengths.size <= _DRAWN else f"{self.lengths.size} lengths"
         return f"padding({text}, {self.kv_len}{'' if self.heads else ', heads=False'})"
 
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        keys, kv_len = cut[-1], cut[-1].stop - cut[-1].start
+        lengths = sliced(self.lengths, cut[: -3 if self.heads else -2])
+        return Lengths(np.clip(lengths - keys.start, 0, kv_len), kv_len, self.heads)
+
     def _limits(self) -> Limits:
         limits = np.zeros((*self.shape[:-1], 2), np.int64)
         limits[..., 1] = self.lengths.reshape(self.shape[:-1])
@@ -459,6 +473,10 @@ class Document(Mask):
     def _name(self) -> str:
         ids = self.q_ids.tolist() if self.q_ids.size <= _DRAWN else f"{self.q_ids.shape}"
         return f"document({ids}{'' if self.kv_ids is self.q_ids else ', ...'})"
+
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        batch = cut[: -3 if self.heads else -2]
+        return Document(sliced(self.q_ids, (*batch, cut[-2])), sliced(self.kv_ids, (*batch, cut[-1])), self.heads)
 
     def _attend(self) -> BoolArray:
         same: BoolArray = self.q_ids[..., :, np.newaxis] == self.kv_ids[..., np.newaxis, :]
@@ -489,11 +507,16 @@ class Document(Mask):
 class Prefix(Interval):
     """Causal, and all queries attend to the first n keys."""
 
-    __slots__ = ("n",)
+    __slots__ = ("n", "offset")
 
-    def __init__(self, n: int, q_len: int, kv_len: int, last: int, name: str) -> None:
-        super().__init__(q_len, kv_len, None, last, name)
-        self.n = n
+    def __init__(self, n: int, q_len: int, kv_len: int, offset: int, name: str) -> None:
+        super().__init__(q_len, kv_len, None, offset, name)
+        self.n, self.offset = n, offset
+
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        rows, keys = cut[-2:]
+        offset = self.offset + rows.start - keys.start
+        return Prefix(self.n - keys.start, rows.stop - rows.start, keys.stop - keys.start, offset, self.name)
 
     def _limits(self) -> Limits:
         limits = super()._limits()
@@ -515,6 +538,9 @@ class Given(Mask):
 
     def _name(self) -> str:
         return f"{self.name}(...)"
+
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        return Given(sliced(self.array, cut), self.name)
 
     def _attend(self) -> BoolArray:
         return self.array.copy()
@@ -547,6 +573,9 @@ class Combined(Mask):
     def _name(self) -> str:
         names = (f"({one._name()})" if isinstance(one, Combined) else one._name() for one in self.operands)
         return f" {self.sign} ".join(names)
+
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        return functools.reduce(type(self), (one._part(cut) for one in self.operands))
 
     def _attend(self) -> BoolArray:
         return np.asarray(functools.reduce(self.combine, (one._attend() for one in self.operands)))
@@ -593,6 +622,9 @@ class Complement(Mask):
     def _name(self) -> str:
         return f"({self.mask._name()}).complement()"
 
+    def _part(self, cut: tuple[slice, ...]) -> Mask:
+        return Complement(self.mask._part(cut))
+
     def _attend(self) -> BoolArray:
         return ~self.mask._attend()
 
@@ -607,6 +639,12 @@ def _operand(other: object, sign: str) -> Mask:
             f"the other side of {sign} has dtype {array.dtype}; it must be a mask or a bool array with True = attend"
         )
     return Given(array, "from_array")
+
+
+def sliced(array: npt.NDArray[Any], cut: tuple[slice, ...]) -> npt.NDArray[Any]:
+    """Return the part of an array whose axes broadcast to those that are cut; axes of size 1 stay."""
+    axes = zip(array.shape, cut[len(cut) - array.ndim :], strict=True)
+    return array[tuple(slice(None) if size == 1 else one for size, one in axes)]
 
 
 def intersect(one: Limits, other: Limits) -> Limits:

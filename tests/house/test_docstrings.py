@@ -22,6 +22,7 @@ MODULES = (
         f"pyattn.{name}"
         for name in (
             "interop.bertviz",
+            "interop.dask",
             "interop.torch",
             "interop.transformers",
             "models.examples",

@@ -48,8 +48,10 @@ FLOORS = (
     {"functional", "tracing"},
     {"cache", "plot"},
     {"nn"},
-    {"generation", "interop", "optim"},
-    {"models", "testing"},
+    {"generation", "optim"},
+    {"models"},
+    {"interop"},
+    {"testing"},
     {""},
     {"__main__"},
 )
@@ -80,7 +82,7 @@ OPTIONAL = {
     "models/sentences.py": {"tokenizers"},
 }
 # Room: what its files need besides NumPy; `import pyattn.plot` itself imports none of them.
-OPTIONAL_ROOMS = {"interop/torch": {"torch"}, "plot": {"matplotlib", "PIL"}}
+OPTIONAL_ROOMS = {"interop/dask": {"dask", "distributed"}, "interop/torch": {"torch"}, "plot": {"matplotlib", "PIL"}}
 
 
 def text_of(path):

@@ -28,6 +28,7 @@ MODULES = [
     "pyattn.generation",
     "pyattn.interop",
     "pyattn.interop.bertviz",
+    "pyattn.interop.dask",
     "pyattn.interop.torch",
     "pyattn.interop.transformers",
     "pyattn.masks",

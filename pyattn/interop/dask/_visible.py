@@ -1,0 +1,139 @@
+"""Which keys the queries of a call see, and which pairs of chunks need no task."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+
+import pyattn._core as _core
+from pyattn._util.typing import Align
+from pyattn.interop.dask._chunks import Grid, Index, is_lazy, key_of
+from pyattn.masks import Mask, from_array
+from pyattn.masks._lowering import check_shape, take_limits
+from pyattn.masks._mask import Both, Document, Either, Given, Limits, intersect, sliced
+
+Array = npt.NDArray[Any]
+
+
+class Visible:
+    """What hides keys from queries: limits, pairs that mask objects hide, and arrays.
+
+    Attributes
+    ----------
+    limits : ndarray of int64, (..., L, 2), or None
+        First key of each query and the one after its last.
+    pairs : Mask or None
+        Mask objects that have no limits.
+    arrays : dict of str to ndarray or dask.array.Array
+        A float attn_mask, and what is lazy.
+    """
+
+    def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
+        self.grid = grid
+        known = [_own_limits(grid, **own)]
+        pairs: list[Mask] = []
+        self.arrays: dict[str, Any] = {}
+        for name, mask in masks.items():
+            if mask is None:
+                continue
+            if not isinstance(mask, Mask) and not is_lazy(mask):
+                mask = _core.as_array(mask, name)
+                mask = from_array(mask) if name == "attn_mask" and mask.dtype == np.bool_ else mask
+            if isinstance(mask, Mask):
+                check_shape(mask, grid.scores, grid.heads, name)
+                limits, rest = take_limits(mask)
+                known.append(limits)
+                pairs += rest
+            else:
+                self.arrays[name] = _rechunked(mask, grid) if is_lazy(mask) else mask
+        given = [one for one in known if one is not None]
+        self.limits: Limits | None = functools.reduce(intersect, given) if given else None
+        self.pairs: Mask | None = functools.reduce(Both, pairs) if pairs else None
+
+    def rows(self, outer: Index, queries: int) -> Limits | None:
+        """Return the limits of a chunk of queries."""
+        if self.limits is None:
+            return None
+        cut = self.grid.cut((*outer, queries, 0))[:-1]
+        return sliced(self.limits, (*cut, slice(None)))
+
+    def keys(self, outer: Index, queries: int) -> list[tuple[int, Mask | None]]:
+        """List the chunks of keys that a chunk of queries may see, and the part of `pairs` for each."""
+        limits, bounds = self.rows(outer, queries), self.grid.bounds[-1]
+        live = np.diff(bounds) > 0 if limits is None else _live_chunks(limits, bounds)
+        parts = [
+            (int(n), None if self.pairs is None else self.pairs._part(self.grid.cut((*outer, queries, int(n)))))
+            for n in np.flatnonzero(live)
+        ]
+        return [(n, part) for n, part in parts if part is None or not _is_empty(part)]
+
+    def block(self, name: str, index: Index) -> Any:
+        """Return the chunk of an array, or its key in the graph; None if there is no such array."""
+        array = self.arrays.get(name)
+        if array is None:
+            return None
+        if is_lazy(array):
+            return key_of(array, index)
+        return sliced(array, self.grid.cut(index))
+
+
+def _rechunked(mask: da.Array, grid: Grid) -> da.Array:
+    """Give a mask the chunks of the scores, on the axes that it does not broadcast."""
+    axes = range(-1, -1 - mask.ndim, -1)
+    return mask.rechunk({n: (1,) if mask.shape[n] == 1 else grid.chunks[n] for n in axes})
+
+
+def _own_limits(
+    grid: Grid,
+    *,
+    is_causal: bool,
+    align: Align | None,
+    window: Any,
+    key_lengths: npt.ArrayLike | None,
+    query_lengths: npt.ArrayLike | None,
+) -> Limits | None:
+    """Compute the limits of a call's own arguments, which have been checked; None if each query sees all keys."""
+    left, right = window if isinstance(window, tuple | list) else (window, window)
+    right = 0 if is_causal else right
+    if left is None and right is None and key_lengths is None and query_lengths is None:
+        return None
+    q_len, kv_len = grid.scores[-2:]
+    queries, keys = (
+        np.asarray(whole if given is None else given, np.int64)[..., np.newaxis]
+        for whole, given in ((q_len, query_lengths), (kv_len, key_lengths))
+    )
+    offset = keys - queries if align == "lower_right" else np.asarray(0 if align in (None, "upper_left") else align)
+    rows, far = np.arange(q_len), q_len + kv_len + int(np.abs(offset).max(initial=0))  # far: effectively unbounded
+    limits = np.empty((*np.broadcast_shapes(queries.shape, keys.shape)[:-1], q_len, 2), np.int64)
+    limits[..., 0] = 0 if left is None else rows + offset - min(int(left), far)
+    limits[..., 1] = keys if right is None else np.minimum(rows + offset + min(int(right), far) + 1, keys)
+    limits[..., 1][np.broadcast_to(rows >= queries, limits.shape[:-1])] = 0
+    return limits[..., np.newaxis, :, :] if grid.heads and limits.ndim > 2 else limits
+
+
+def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Tell which chunks of keys, between neighbouring bounds, some query sees."""
+    first, end = np.maximum(limits[..., 0], 0).ravel(), np.minimum(limits[..., 1], bounds[-1]).ravel()
+    seen = first < end
+    chunks = len(bounds) - 1
+    begins, ends = (np.searchsorted(bounds, keys[seen], "right") for keys in (first, end - 1))
+    counts = np.bincount(begins - 1, minlength=chunks + 1) - np.bincount(ends, minlength=chunks + 1)
+    return np.cumsum(counts)[:chunks] > 0
+
+
+def _is_empty(mask: Mask) -> bool:
+    """Tell whether a mask surely hides every pair."""
+    if isinstance(mask, Given):
+        return not mask.array.any()
+    if isinstance(mask, Document):
+        return not np.isin(mask.q_ids, mask.kv_ids).any()
+    if isinstance(mask, Both | Either):
+        parts = [_is_empty(one) for one in mask.operands]
+        return any(parts) if isinstance(mask, Both) else all(parts)
+    limits = mask._limits()
+    return limits is not None and not _live_chunks(limits, np.array([0, mask.shape[-1]])).any()

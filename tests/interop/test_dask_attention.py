@@ -1,0 +1,240 @@
+"""Attention over dask arrays has the bits of one call, whatever the chunks; pairs that a mask hides get no task."""
+
+from __future__ import annotations
+
+import sys
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from support.helpers import assert_same_bits, normal, run_python
+
+import pyattn
+from pyattn import masks
+from pyattn.interop.dask import attention
+
+ALONE = {"scheduler": "synchronous"}
+
+
+def cut(rng, size, *, multiple=1, most=4):
+    """Draw chunks of an axis: up to `most`, ragged, which start at multiples."""
+    steps = -(-size // multiple)
+    inner = rng.choice(np.arange(1, steps), min(int(rng.integers(most)), steps - 1), replace=False) if steps > 1 else []
+    edges = [0, *(int(edge) * multiple for edge in sorted(inner)), size]
+    return tuple(np.diff(edges).tolist())
+
+
+def draw_mask(rng, batch, q_len, kv_len):
+    """Draw a mask of one kind: an object, an array, or a lazy array."""
+    ids = [np.sort(rng.integers(5, size=n)) for n in (q_len, kv_len)]
+    kind = rng.integers(12)
+    attend = rng.random((q_len, kv_len)) < 0.5
+    bias = normal(batch, 1, q_len, kv_len, seed=rng)
+    align = int(rng.integers(-q_len, kv_len))
+    return [
+        None,
+        masks.causal(q_len, kv_len, align=align),
+        masks.window(q_len, kv_len, left=256, right=0, align=align),
+        masks.padding(rng.integers(0, kv_len + 1, batch), kv_len),
+        masks.document(*ids),
+        masks.document(rng.permutation(ids[0]), ids[1]) & masks.causal(q_len, kv_len, align=align),
+        masks.document(rng.integers(3, size=(batch, q_len)), rng.integers(3, size=(batch, kv_len))),
+        masks.prefix(int(rng.integers(kv_len)), q_len, kv_len, align=align),
+        (masks.causal(q_len, kv_len, align=0) | masks.from_array(attend)).complement(),
+        attend,
+        bias,
+        da.from_array(attend if rng.random() < 0.5 else bias, chunks=257),
+    ][kind]
+
+
+def draw(seed):
+    """Draw a call: arrays, their chunks, and options."""
+    rng = np.random.default_rng(seed)
+    batch, heads, group = rng.integers(1, 4), rng.integers(1, 4), rng.integers(1, 3)
+    q_len, kv_len = int(rng.integers(1, 700)), int(rng.integers(1, 2100))
+    dtype = rng.choice(np.array(["f4", "f8", "f2", ml_dtypes.bfloat16], object))
+    sizes = [(batch, heads * group, q_len, 24), (batch, heads, kv_len, 24), (batch, heads, kv_len, 17)]
+    arrays = [normal(*size, seed=rng).astype(dtype) for size in sizes]
+    options = {"attn_mask": draw_mask(rng, batch, q_len, kv_len), "need_lse": bool(rng.random() < 0.5)}
+    if rng.random() < 0.4:
+        options |= {"is_causal": True, "align": rng.choice(np.array(["upper_left", "lower_right", 50], object))}
+    if rng.random() < 0.3:
+        options |= {"window": (int(rng.integers(400)), None), "align": "lower_right"}
+    if rng.random() < 0.3:
+        options["key_lengths"] = rng.integers(0, kv_len + 1, batch)
+    if rng.random() < 0.2:
+        options["query_lengths"] = rng.integers(0, q_len + 1, batch)
+    if rng.random() < 0.2:
+        options |= {"dropout_p": 0.3, "rng": int(rng.integers(99))}
+    options["score"] = rng.choice(["dot", "dot", "dot", "cosine", "distance"])
+    keys = cut(rng, kv_len, multiple=512)
+    heads_of_keys = cut(rng, heads)
+    chunks = [
+        (cut(rng, batch), tuple(n * group for n in heads_of_keys), cut(rng, q_len), 24),
+        (cut(rng, batch), cut(rng, heads), keys, cut(rng, 24)),
+        (cut(rng, batch), cut(rng, heads), cut(rng, kv_len), 17),
+    ]
+    return arrays, [da.from_array(x, chunks=one) for x, one in zip(arrays, chunks, strict=True)], options
+
+
+@pytest.mark.parametrize("tens", range(30))
+@pytest.mark.sampled(3)
+def test_any_chunks_have_the_bits_of_one_call(tens):
+    """300 drawn calls: all masks, alignments, lengths, grouped heads, dtypes, ragged chunks."""
+    for seed in range(10 * tens, 10 * tens + 10):
+        arrays, lazy, options = draw(seed)
+        mask = options["attn_mask"]
+        whole = mask.compute(**ALONE) if isinstance(mask, da.Array) else mask
+        expected = pyattn.attention(*arrays, **{**options, "attn_mask": whole})
+        found = attention(*lazy, **options)
+        found, expected = (found, expected) if options["need_lse"] else ([found], [expected])
+        for lazy_one, one in zip(found, expected, strict=True):
+            assert (lazy_one.shape, lazy_one.dtype) == (one.shape, one.dtype), seed
+            assert_same_bits(lazy_one.compute(**ALONE), one)
+
+
+def links(result):
+    """Count the tasks that attend to a chunk of keys."""
+    return sum("attend" in repr(task) and "Carry" not in repr(task) for task in dict(result.dask).values())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal(4096),
+        masks.window(4096, left=256, right=0),
+        masks.window(4096, left=0, right=900),
+        masks.document(np.repeat(np.arange(4), 1024)),
+        masks.document(np.repeat([5, 1, 5, 2], 1024)),
+        masks.prefix(600, 4096),
+        masks.causal(4096) & masks.document(np.repeat([0, 1], 2048)),
+    ],
+    ids=str,
+)
+def test_pairs_of_chunks_that_a_mask_hides_get_no_task(mask):
+    x = da.zeros((4096, 8), chunks=(512, 8), dtype="f4")
+    seen = np.asarray(mask).reshape(8, 512, 8, 512).any(axis=(1, 3))
+    assert links(attention(x, x, x, attn_mask=mask)) == seen.sum()
+
+
+def test_chains_keep_in_step():
+    """The links of a chunk of keys wait for those two chunks before."""
+    x = da.zeros((2048, 8), chunks=(512, 8), dtype="f4")
+    graph = dict(attention(x, x, x).dask)
+    order = dask.order.order(graph)
+    number = {key: key[-1] for key in graph if key[0].startswith("attention-link")}
+    for key, place in order.items():
+        if key in number:
+            assert all(number[other] < number[key] + 2 for other in number if order[other] < place)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 9])
+def test_ranges_of_keys_are_merged(splits):
+    """Within four times the error of one call, which both have against float64."""
+    arrays = [normal(2, n, 32, seed=n) for n in (70, 2000, 2000)]
+    lazy = [da.from_array(x, chunks=(1, 512, 32)) for x in arrays]
+    exact = pyattn.attention(*(x.astype("f8") for x in arrays))
+    error = np.abs(pyattn.attention(*arrays) - exact).max()
+    output, lse = dask.compute(*attention(*lazy, splits=splits, need_lse=True), **ALONE)
+    assert np.abs(output - exact).max() <= 4 * error
+    np.testing.assert_allclose(lse, pyattn.attention(*arrays, need_lse=True).lse, rtol=1e-6)
+    assert output.dtype == lse.dtype == np.float32
+    half = [x.astype("f2") for x in lazy]
+    assert attention(*half, splits=splits).compute(**ALONE).dtype == np.float16
+
+
+def test_a_masked_nan_is_never_touched_and_a_visible_one_is():
+    query, key, value = (normal(n, 16, seed=n) for n in (600, 1600, 1601))
+    value = value[:1600]
+    value[700], key[1590] = np.nan, np.inf
+    value[100, 3] = np.inf
+    lazy = [da.from_array(x, chunks=(512, 16)) for x in (query, key, value)]
+    with np.errstate(invalid="ignore"):
+        for mask in (masks.causal(600, 1600, align=550), masks.document(np.zeros(600, int), np.arange(1600) % 2)):
+            assert_same_bits(
+                attention(*lazy, attn_mask=mask).compute(**ALONE), pyattn.attention(query, key, value, attn_mask=mask)
+            )
+
+
+def test_nothing_to_attend_to():
+    x = da.zeros((600, 4), chunks=(200, 4))
+    keys = da.zeros((0, 4))
+    assert not attention(x, keys, keys).compute(**ALONE).any()
+    output, lse = attention(x, keys, keys, need_lse=True, empty_rows="nan")
+    assert np.isnan(output.compute(**ALONE)).all()
+    assert np.isneginf(lse.compute(**ALONE)).all()
+
+
+def test_numpy_arrays_lists_and_broadcast_heads_are_taken():
+    query, key, value = (normal(1, 4, 30, 8), normal(3, 1, 40, 8), normal(40, 8))
+    assert_same_bits(attention(query, key, value).compute(**ALONE), pyattn.attention(query, key, value))
+    assert attention([[1.0]], [[1.0]], [[2.0]]).compute(**ALONE) == 2
+
+
+def test_the_same_call_has_the_same_name_and_another_seed_another():
+    x = da.ones((1024, 4), chunks=(512, 4))
+    calls = [attention(x, x, x, dropout_p=0.5, rng=seed).name for seed in (1, 1, 2, None, None)]
+    assert calls[0] == calls[1]
+    assert len(set(calls)) == 4
+
+
+X = da.zeros((1, 6, 1536, 8), chunks=(1, 3, 512, 8))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: attention(X, X.rechunk({2: 500}), X),
+            r"key's chunks along axis -2 start at 500, expected multiples of 512, .* key\.rechunk\(\{-2: 512\}\)",
+        ),
+        (
+            lambda: attention(X, X[:, :3], X[:, :3]),
+            r"query has chunks of \(3, 3\) heads, which cut a group of 2 .*: 2\}\)",
+        ),
+        (
+            lambda: attention(X[0, 0][X[0, 0, :, 0] > 0], X[0, 0], X[0, 0]),
+            r"query has chunks of unknown sizes.*compute_",
+        ),
+        (lambda: attention(X[0, 0, 0], X, X), r"query has shape \(8,\), expected at least 2 axes"),
+        (lambda: attention(X, X[..., :4], X), r"key has head_dim 4 but query has 8"),
+        (lambda: attention(X, X[:, :, :512], X[:, :, :512], is_causal=True), r"needs align='upper_left'"),
+        (lambda: attention(X, X, X, attn_mask=masks.causal(5)), r"attn_mask is causal\(5\) for 5 queries"),
+        (lambda: attention(X, X, X, attn_mask=np.ones((3, 5), bool)), r"attn_mask has shape \(3, 5\)"),
+        (lambda: attention(X, X, X, attn_mask=da.ones((3, 5), dtype=bool)), r"attn_mask has shape \(3, 5\)"),
+        (lambda: attention(X, X, X, key_lengths=[2000]), r"key_lengths holds 2000"),
+        (lambda: attention(X, X, X, splits=0), r"splits is 0, expected 1 or more"),
+        (lambda: attention(X, X, X, dropout_p=2), r"dropout_p is 2"),
+        (lambda: attention(X, X, X, num_threads=0), r"num_threads is 0"),
+    ],
+)
+def test_bad_input_is_refused_when_the_graph_is_made(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_types_are_refused_when_the_graph_is_made():
+    with pytest.raises(TypeError, match="query"):
+        attention(X.astype(complex), X, X)
+    with pytest.raises(TypeError, match="attn_mask"):
+        attention(X, X, X, attn_mask=da.zeros((1536, 1536), dtype=int))
+    with pytest.raises(TypeError, match="rng"):
+        attention(X, X, X, dropout_p=0.5, rng="a")
+
+
+def test_a_graph_of_256_by_256_chunks_is_small():
+    """Two tasks for each pair, and a gate for each chunk of keys."""
+    x = da.zeros((256 * 512, 4), chunks=(512, 4))
+    assert len(attention(x, x, x).dask) < 2.1 * 256**2
+
+
+def test_without_dask_the_message_says_what_to_install():
+    done = run_python(
+        "import sys; sys.modules['dask'] = sys.modules['dask.array'] = None\n"
+        "import pyattn, inspect\n"
+        "try:\n    import pyattn.interop.dask\nexcept ImportError as error: print(error)\n"
+        "inspect.getmembers(pyattn.interop)"
+    )
+    assert done.stdout == "pyattn.interop.dask needs dask: pip install 'dask[array]' distributed\n", sys.version

@@ -1,0 +1,186 @@
+"""A model over a collection: its own results, in order, from a folder in which a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import dask
+import numpy as np
+import pytest
+from support.helpers import ROOT, assert_same_bits, normal
+from support.published import write_model
+
+import pyattn
+from pyattn import models, nn
+from pyattn.interop.dask import Documents, map_documents
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def alone():
+    with dask.config.set(scheduler="threads", num_workers=2):
+        yield
+
+
+def lengths_of(batch):
+    return [[len(text), len(batch)] for text in batch]
+
+
+def texts(count):
+    return ["a" * (n * 7 % 40) for n in range(count)]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_arrays_go_through_an_encoder(tmp_path, batch_first):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first, rng=0)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    arrays = [normal(n, 16, seed=n) for n in (5, 1, 9, 9, 30, 2, 1)]
+    results = map_documents(encoder, arrays, tmp_path, batch_size=3, part_size=4)
+    assert len(results) == len(arrays)
+    for result, x in zip(results, arrays, strict=True):
+        assert_same_bits(result, encoder(x))
+
+
+def test_token_lists_go_through_bert(tmp_path):
+    model = models.load(write_model(tmp_path / "model"))
+    ids = [[3, 5, 7], [1], [2] * 8]
+    for result, one in zip(map_documents(model, ids, tmp_path / "results"), ids, strict=True):
+        assert_same_bits(result, model([one]).last_hidden_state[0])
+
+
+def test_texts_go_through_a_sentence_encoder(tmp_path, minilm):
+    encoder = models.SentenceEncoder.load(minilm)
+    sentences = ["A cat sits on a mat.", "Why?", "The stock market fell again today, for the third time."] * 3
+    results = map_documents(encoder, sentences, tmp_path, batch_size=2, part_size=4)
+    assert_same_bits(results.to_dask().compute(), encoder.encode(sentences))
+
+
+def test_a_callable_gets_batches_of_similar_lengths(tmp_path):
+    before = pyattn.get_num_threads()
+    results = map_documents(lengths_of, texts(100), tmp_path, batch_size=8, part_size=30, num_threads=1)
+    assert pyattn.get_num_threads() == before
+    array = results.to_dask()
+    assert array.chunks == ((30, 30, 30, 10), (2,))
+    assert array.compute()[:, 0].tolist() == [len(text) for text in texts(100)]
+    assert array.compute()[:, 1].max() == 8
+    assert [one.tolist() for one in results[-2:]] == array.compute()[-2:].tolist()
+    with pytest.raises(IndexError):
+        results[100]
+
+
+def test_an_empty_collection_is_one(tmp_path):
+    assert list(map_documents(lengths_of, [], tmp_path)) == []
+    assert map_documents(lengths_of, [], tmp_path).to_dask().shape == (0,)
+
+
+def test_results_of_other_shapes_make_no_array(tmp_path):
+    results = map_documents(lambda batch: [np.ones(len(text)) for text in batch], texts(9), tmp_path)
+    assert [len(one) for one in results] == [len(text) for text in texts(9)]
+    with pytest.raises(ValueError, match="results differ in shape"):
+        results.to_dask()
+
+
+SCRIPT = """
+import sys, time, dask
+from interop.test_dask_documents import texts
+from pyattn.interop.dask import map_documents
+
+def slow(batch):
+    time.sleep(0.002)
+    return [[len(text), ord(text[:1] or "b")] for text in batch]
+
+if __name__ == "__main__":
+    with dask.config.set(scheduler="threads", num_workers=2):
+        map_documents(slow, texts(400), sys.argv[1], batch_size=4, part_size=10)
+"""
+
+
+def test_a_run_killed_ten_times_loses_no_document_and_doubles_none(tmp_path):
+    rng, folder, parts = random.Random(0), tmp_path / "run", []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    for _ in range(10):
+        run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], env=environment)
+        before = len(list(folder.glob("part-*.npy")))
+        deadline = time.monotonic() + 60  # the run must have begun; then it is killed at any moment
+        while len(list(folder.glob("part-*.npy"))) == before < 40 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.01)
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+        parts.append(len(list(folder.glob("part-*.json"))))
+    assert parts == sorted(parts)
+    assert parts[0] < 40, "the first run was done before it was killed"
+    done = {file: file.stat().st_mtime_ns for file in folder.glob("part-*.json")}
+    subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], env=environment, check=True)
+    assert all(file.stat().st_mtime_ns == then for file, then in done.items()), "a finished part was computed again"
+    found = Documents(folder).to_dask().compute()
+    assert found[:, 0].tolist() == [len(text) for text in texts(400)]
+    assert len(found) == 400
+    assert not [file for file in folder.iterdir() if file.suffix == ".tmp"]
+
+
+def test_damage_is_named(tmp_path):
+    map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    part = tmp_path / "part-000001.npy"
+    content = bytearray(part.read_bytes())
+    content[-3] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(ValueError, match=r"part-000001\.npy is damaged; delete .*part-000001\.json"):
+        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    part.unlink()
+    with pytest.raises(ValueError, match=r"part-000001\.npy is missing; delete"):
+        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    record = tmp_path / "part-000001.json"
+    record.write_text(record.read_text()[:20])
+    with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it"):
+        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    record.unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-000001\.json is missing; run map_documents again"):
+        Documents(tmp_path)
+    results = map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    assert results.to_dask().compute()[:, 0].tolist() == [len(text) for text in texts(30)]
+    (tmp_path / "documents.json").write_text("{")
+    with pytest.raises(ValueError, match=r"documents\.json is damaged"):
+        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    with pytest.raises(FileNotFoundError, match=r"has no documents\.json"):
+        Documents(tmp_path / "elsewhere")
+
+
+def test_another_run_is_not_mixed_in(tmp_path):
+    models_ = [nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=seed).eval() for seed in (0, 1)]
+    arrays = [normal(3, 8, seed=n) for n in range(4)]
+    map_documents(models_[0], arrays, tmp_path)
+    for arguments, word in (
+        ((models_[1], arrays), "model"),
+        ((models_[0], arrays[::-1]), "documents"),
+        ((models_[0], arrays[:3]), "count"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a run with another {word}"):
+            map_documents(*arguments, tmp_path)
+    with pytest.raises(ValueError, match="another part_size"):
+        map_documents(models_[0], arrays, tmp_path, part_size=3)
+    assert json.loads((tmp_path / "documents.json").read_text())["count"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((lengths_of, "a text"), TypeError, "documents is of type str, expected a sequence"),
+        ((lengths_of, {"a"}), TypeError, "documents is of type set"),
+        ((lengths_of, [object()]), TypeError, "a document is .*, expected text, token ids or an array"),
+        ((lambda batch: [1], ["a", "b"]), ValueError, "model returned 1 results for 2 documents"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        map_documents(*arguments, tmp_path)
+    for name in ("batch_size", "part_size", "num_threads"):
+        with pytest.raises(ValueError, match=f"{name} is 0, expected 1 or more"):
+            map_documents(lengths_of, ["a"], tmp_path, **{name: 0})
