@@ -82,7 +82,11 @@ OPTIONAL = {
     "models/sentences.py": {"tokenizers"},
 }
 # Room: what its files need besides NumPy; `import pyattn.plot` itself imports none of them.
-OPTIONAL_ROOMS = {"interop/dask": {"dask", "distributed"}, "interop/torch": {"torch"}, "plot": {"matplotlib", "PIL"}}
+OPTIONAL_ROOMS = {
+    "interop/dask": {"cloudpickle", "dask", "distributed"},
+    "interop/torch": {"torch"},
+    "plot": {"matplotlib", "PIL"},
+}
 
 
 def text_of(path):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
@@ -28,6 +29,8 @@ Array = npt.NDArray[Any]
 
 RUN = "documents.json"
 """The file of a folder that says what its parts are."""
+MODEL = "model.pickle"
+"""The file from which a cluster's workers get the model."""
 
 
 class Documents(Sequence[Array]):
@@ -231,8 +234,8 @@ def map_documents(
     Notes
     -----
     Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run goes on.
-    `dask.diagnostics.ProgressBar` and the dashboard of `dask.distributed` show how far it is.
-    ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
+    On a cluster, ``model.pickle`` is where workers read the model. `dask.diagnostics.ProgressBar` and the dashboard of
+    `dask.distributed` show how far it is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
 
     Examples
     --------
@@ -254,7 +257,7 @@ def map_documents(
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     _begin(path, run)
-    shared = _share(model)
+    shared = _share(model, path)
     task = dask.delayed(_compute_part, pure=False)
     dask.compute(
         *(
@@ -284,13 +287,23 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
         )
 
 
-def _share(model: Any) -> Any:
-    """Send a model to each worker of a cluster once; without a cluster, it stays where it is."""
-    with contextlib.suppress(ImportError, ValueError):
+def _share(model: Any, folder: Path) -> Any:
+    """Make the task whose result is a model: on a cluster, one worker reads it from a file, and others copy it once."""
+    try:
         from distributed import get_client
 
-        return get_client().scatter(model, broadcast=True, hash=False)
-    return dask.delayed(model, pure=False, traverse=False)
+        get_client()
+    except (ImportError, ValueError):  # there is no cluster
+        return dask.delayed(model, pure=False, traverse=False)
+    with _replacing(folder / MODEL) as to:
+        cloudpickle.dump(model, to)
+    return dask.delayed(_load, pure=False)(folder / MODEL)
+
+
+def _load(file: Path) -> Any:
+    """Read a model, which can be done again if the worker that has it is lost."""
+    with open(file, "rb") as source:
+        return cloudpickle.load(source)
 
 
 def _compute_part(model: Any, documents: Sequence[Any], part: _Part, batch_size: int, num_threads: int) -> None:
