@@ -165,6 +165,10 @@ def test_nothing_to_attend_to():
     output, lse = attention(x, keys, keys, need_lse=True, empty_rows="nan")
     assert np.isnan(output.compute(**ALONE)).all()
     assert np.isneginf(lse.compute(**ALONE)).all()
+    keys = da.zeros((1024, 4), chunks=(512, 4))
+    late = attention(x, keys, keys, is_causal=True, align=-100, splits=2, empty_rows="nan").compute(**ALONE)
+    assert np.isnan(late[:100]).all()
+    assert not late[100:].any()
 
 
 def test_numpy_arrays_lists_and_broadcast_heads_are_taken():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.helpers import run_python
+from support.helpers import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +154,13 @@ with tempfile.TemporaryDirectory() as folder, cluster(n_workers=3) as some, Clie
         assert result.tobytes() == encoder(x).tobytes()
 """
     )
+
+
+def test_the_example_does_what_it_says():
+    """With fewer tokens."""
+    text = (ROOT / "examples" / "attention_on_a_cluster.py").read_text()
+    assert "TOKENS, CHUNK, HEADS, DIM = 65536, 4096, 8, 64" in text
+    done = run_python(
+        text.replace("65536, 4096", "4096, 512").replace("threads_per_worker=1", "dashboard_address=None")
+    )
+    assert "the last four tokens have the bits of one call: True" in done.stdout

@@ -139,8 +139,8 @@ def attention(
     ranges = as_count(splits, "splits", least=1)
     seed = draw_seed(rng) if float(dropout_p) > 0 and keep_mask is None else None
     options = Options(scores, rest, seed, as_flag(need_lse, "need_lse"))
-    graph = Graph(grid, arrays, visible, options, ranges, dtype)
-    return graph.results(tokenize(*arrays, masks, own, options, ranges))
+    token = tokenize(*arrays, masks, own, options, ranges)
+    return Graph(grid, arrays, visible, options, ranges, dtype, token).results()
 
 
 def _stand_in(x: Any, dtype: np.dtype[Any] | None = None) -> Any:

@@ -33,7 +33,7 @@ MODEL = "model.pickle"
 """The file from which a cluster's workers get the model."""
 
 
-class Documents(Sequence[Array]):
+class Documents:
     """The results of `map_documents`: one array for each document, read from a folder.
 
     Parameters
@@ -193,7 +193,7 @@ def map_documents(
 ) -> Documents:
     """Compute a model's result for each document in parallel, and save them.
 
-    The scheduler is dask's current one: `dask.distributed.Client` makes it a cluster. A run that was killed goes on
+    The scheduler is dask's current one: ``dask.distributed.Client`` makes it a cluster. A run that was killed goes on
     where it was: call the function again with the same arguments. Each part is saved as a whole or not at all.
 
     Parameters
@@ -234,8 +234,8 @@ def map_documents(
     Notes
     -----
     Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run goes on.
-    On a cluster, ``model.pickle`` is where workers read the model. `dask.diagnostics.ProgressBar` and the dashboard of
-    `dask.distributed` show how far it is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
+    On a cluster, ``model.pickle`` is where workers read the model. ``dask.diagnostics.ProgressBar`` and the dashboard
+    of ``dask.distributed`` show how far a run is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
 
     Examples
     --------

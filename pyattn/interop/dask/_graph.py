@@ -31,18 +31,19 @@ class Graph:
         options: _tasks.Options,
         splits: int,
         dtype: np.dtype[Any],
+        token: str,
     ) -> None:
         self.grid, self.arrays, self.visible, self.options, self.dtype = grid, arrays, visible, options, dtype
+        self.token = token  # in the names of all tasks
         chunks = len(grid.chunks[-1])
         self.edges = [chunks * n // splits for n in range(splits + 1)]  # of the ranges of chunks of keys
         self.tasks: dict[Key, Any] = {}
 
-    def results(self, token: str) -> da.Array | tuple[da.Array, da.Array]:
+    def results(self) -> da.Array | tuple[da.Array, da.Array]:
         """Make the graph, and the arrays that it computes."""
-        self.token = token
         both = self.options.need_lse
-        names = [f"attention-{token}", f"attention-lse-{token}"]
-        made = f"attention-both-{token}" if both else names[0]
+        names = [f"attention-{self.token}", f"attention-lse-{self.token}"]
+        made = f"attention-both-{self.token}" if both else names[0]
         for outer in self.grid.outer():
             self._add_heads(made, outer)
         sources = [*self.arrays, *(x for x in self.visible.arrays.values() if isinstance(x, da.Array))]
@@ -52,7 +53,7 @@ class Graph:
             return da.Array(graph, made, chunks, dtype=self.dtype)
         lse_dtype = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
         output, lse = (
-            _taken(graph, made, name, n, chunks[: len(chunks) - n], dtype)
+            _result(graph, made, name, n, chunks[: len(chunks) - n], dtype)
             for n, (name, dtype) in enumerate(zip(names, (self.dtype, lse_dtype), strict=True))
         )
         return output, lse
@@ -71,7 +72,7 @@ class Graph:
             if not parts:
                 self.tasks[key] = self._nothing(outer, row)
             elif self._merges:
-                self.tasks[key] = (partial(_tasks.merge, self.dtype, self.options.need_lse), parts)
+                self.tasks[key] = (partial(_tasks.merge, self.dtype, self.options), parts)
 
     @property
     def _merges(self) -> bool:
@@ -87,13 +88,14 @@ class Graph:
             self.tasks[carries[row]] = (begin, key_of(self.arrays[0], (*outer, row, 0)))
 
         numbers = sorted({number for keys in chains.values() for number in keys})
+        last = {row: max(keys) for row, keys in chains.items()}
         at_work = [[row for row, keys in chains.items() if number in keys] for number in numbers]
         steps: list[list[Key]] = []
         waiting = _steps_before([len(rows) for rows in at_work], len(chains))
         for number, rows, before in zip(numbers, at_work, waiting, strict=True):
             waits = [] if before is None else [self._gate(outer, numbers[before], steps[before])]
             for row in rows:
-                is_last = number == max(chains[row])
+                is_last = number == last[row]
                 name = self._name("link", *outer, row, number)
                 if is_last:
                     name = name if self._merges else (made, *outer, row, 0)
@@ -158,7 +160,7 @@ def _steps_before(links: list[int], chains: int) -> list[int | None]:
     return before
 
 
-def _taken(
+def _result(
     graph: HighLevelGraph, made: str, name: str, n: int, chunks: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]
 ) -> da.Array:
     """Make the array of one of the two results of `made`."""

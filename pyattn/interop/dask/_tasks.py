@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 def begin(limits: npt.NDArray[np.int64] | None, is_wide: bool, query: Array) -> Carry:
     """Begin a chain; `is_wide` gives halves an output in float32."""
-    return Carry(query.astype(np.float32) if is_wide and query.dtype.itemsize == 2 else query, limits, None)
+    return Carry(query.astype(np.float32) if is_wide and is_half(query.dtype) else query, limits, None)
 
 
 def attend(
@@ -96,11 +96,13 @@ def tick(done: object) -> None:
     """Tell that a task is done, without its result."""
 
 
-def merge(dtype: np.dtype[Any], need_lse: bool, parts: list[AttentionResult]) -> Any:
+def merge(dtype: np.dtype[Any], options: Options, parts: list[AttentionResult]) -> Any:
     """Merge the results of chains over several ranges of keys."""
     output, lse = merge_states(*zip(*parts, strict=True))
+    if options.rest["empty_rows"] == "nan":
+        output[np.isneginf(lse)] = np.nan
     output = rounded(output, dtype) if is_half(dtype) else output
-    return (output, lse) if need_lse else output
+    return (output, lse) if options.need_lse else output
 
 
 def nothing(shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Any:

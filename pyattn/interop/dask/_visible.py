@@ -98,7 +98,7 @@ def _own_limits(
     query_lengths: npt.ArrayLike | None,
 ) -> Limits | None:
     """Compute the limits of a call's own arguments, which have been checked; None if each query sees all keys."""
-    left, right = window if isinstance(window, tuple | list) else (window, window)
+    left, right = (window, window) if window is None or np.ndim(window) == 0 else window
     right = 0 if is_causal else right
     if left is None and right is None and key_lengths is None and query_lengths is None:
         return None
