@@ -205,7 +205,8 @@ static attn_status check_part(const attn_args *args, const attn_axis_places *at,
     want.output[want.ndim - 1] = p->v_dim + ATTN_STATE_EXTRA;
     const attn_status status = attn_check_result("state", state, want.ndim, want.output, p->dtype, error);
     if (status != ATTN_OK) return status;
-    if (state->dtype != p->dtype || attn_last_stride(state) != attn_size_of_real(p->dtype))
+    const int filled = p->batches > 0 && p->heads > 0 && p->q_len > 0; /* empty arrays may have any strides */
+    if (state->dtype != p->dtype || (filled && attn_last_stride(state) != attn_size_of_real(p->dtype)))
         FAIL("state must be float64 for float64, else float32, with a contiguous last axis");
     attn_resolve(state, at, p, &p->state);
     return ATTN_OK;

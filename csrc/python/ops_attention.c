@@ -209,10 +209,10 @@ static PyObject *wrap(PyObject *const *values, const owned *o)
 
     PyObject *module = PyImport_ImportModule("pyattn.functional");
     PyObject *class = module ? PyObject_GetAttrString(module, "AttentionResult") : NULL;
-    PyObject *result =
-        class ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
-                                             o->lse ? (PyObject *)o->lse : Py_None, NULL)
-              : NULL;
+    PyObject *result = class
+                           ? PyObject_CallFunctionObjArgs(class, output, o->weights ? (PyObject *)o->weights : Py_None,
+                                                          o->lse ? (PyObject *)o->lse : Py_None, NULL)
+                           : NULL;
     Py_XDECREF(class);
     Py_XDECREF(module);
     Py_DECREF(output);
@@ -337,6 +337,10 @@ static int convert_part(PyObject *const *values, attn_args *args, owned *o)
 {
     const char *const position = "a position";
     o->is_part = 1;
+    if (pyattn_given(values[OUT])) {
+        PyErr_SetString(PyExc_TypeError, "attention_part takes no out");
+        return -1;
+    }
     if (values[QUERY_START] && pyattn_integer(values[QUERY_START], "query_start", position, &args->query_start) < 0)
         return -1;
     if (values[KEY_START] && pyattn_integer(values[KEY_START], "key_start", position, &args->key_start) < 0) return -1;

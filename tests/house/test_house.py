@@ -83,7 +83,7 @@ OPTIONAL = {
 }
 # Room: what its files need besides NumPy; `import pyattn.plot` itself imports none of them.
 OPTIONAL_ROOMS = {
-    "interop/dask": {"cloudpickle", "dask", "distributed"},
+    "interop/dask": {"dask"},
     "interop/torch": {"torch"},
     "plot": {"matplotlib", "PIL"},
 }

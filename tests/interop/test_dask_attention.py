@@ -202,7 +202,7 @@ X = da.zeros((1, 6, 1536, 8), chunks=(1, 3, 512, 8))
             lambda: attention(X[0, 0][X[0, 0, :, 0] > 0], X[0, 0], X[0, 0]),
             r"query has chunks of unknown sizes.*compute_",
         ),
-        (lambda: attention(X[0, 0, 0], X, X), r"query has shape \(8,\), expected at least 2 axes"),
+        (lambda: attention(X[0, 0, 0], X, X), r"query has shape \(8,\), expected 2 to 8 axes"),
         (lambda: attention(X, X[..., :4], X), r"key has head_dim 4 but query has 8"),
         (lambda: attention(X, X[:, :, :512], X[:, :, :512], is_causal=True), r"needs align='upper_left'"),
         (lambda: attention(X, X, X, attn_mask=masks.causal(5)), r"attn_mask is causal\(5\) for 5 queries"),
@@ -242,3 +242,37 @@ def test_without_dask_the_message_says_what_to_install():
         "inspect.getmembers(pyattn.interop)"
     )
     assert done.stdout == "pyattn.interop.dask needs dask: pip install 'dask[array]' distributed\n", sys.version
+
+
+@pytest.mark.parametrize("given", [masks.causal(600, 1100, align=500), np.tri(600, 1100, 500, dtype=bool)], ids=str)
+def test_a_keep_mask_is_cut_like_others(given):
+    query, key, value = (normal(2, 3, n, 8, seed=n) for n in (600, 1100, 1100))
+    lazy = [da.from_array(x, chunks=(1, 3, 512, 8)) for x in (query, key, value)]
+    expected = pyattn.attention(query, key, value, keep_mask=given, dropout_p=0.5)
+    assert_same_bits(attention(*lazy, keep_mask=given, dropout_p=0.5).compute(**ALONE), expected)
+    chunked = da.from_array(np.asarray(given), chunks=300)
+    assert_same_bits(attention(*lazy, keep_mask=chunked, dropout_p=0.5).compute(**ALONE), expected)
+
+
+def test_chunks_and_axes_without_elements():
+    query, key = da.ones((10, 8), chunks=((5, 0, 5), 8)), da.ones((1024, 8), chunks=(512, 8))
+    assert (attention(query, key, key).compute(**ALONE) == 1).all()
+    for shape in ((0, 3, 40, 8), (2, 0, 40, 8), (2, 3, 0, 8)):
+        assert attention(np.zeros(shape), np.zeros(shape), np.zeros(shape)).compute(**ALONE).shape == shape
+
+
+def test_numpy_arrays_are_cut_where_sums_are():
+    x = normal(1, 1, 9000, 4)
+    result = attention(x, x, x, window=3, align=0)
+    assert result.chunks[2] == (4096, 4096, 808)
+    assert_same_bits(result.compute(**ALONE), pyattn.attention(x, x, x, window=3))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_score_weight_takes_part_in_the_dtype(splits):
+    half, weight = np.ones((1024, 8), "f2"), np.ones(8, "f4")
+    lazy = da.from_array(half, chunks=(512, 8))
+    result = attention(lazy, lazy, lazy, score="additive", score_weight=weight, splits=splits)
+    assert result.dtype == result.compute(**ALONE).dtype == np.float32
+    ints = lazy.astype("i2")
+    assert attention(ints, lazy, lazy, splits=splits).compute(**ALONE).dtype == np.float64

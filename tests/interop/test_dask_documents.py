@@ -33,6 +33,9 @@ def lengths_of(batch):
     return [[len(text), len(batch)] for text in batch]
 
 
+ENCODER = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval()
+
+
 def texts(count):
     return ["a" * (n * 7 % 40) for n in range(count)]
 
@@ -71,7 +74,7 @@ def test_a_callable_gets_batches_of_similar_lengths(tmp_path):
     assert array.compute()[:, 0].tolist() == [len(text) for text in texts(100)]
     assert array.compute()[:, 1].max() == 8
     assert [one.tolist() for one in results[-2:]] == array.compute()[-2:].tolist()
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=r"there is no document 100: .* has 100"):
         results[100]
 
 
@@ -123,7 +126,7 @@ def test_a_run_killed_ten_times_loses_no_document_and_doubles_none(tmp_path):
     found = Documents(folder).to_dask().compute()
     assert found[:, 0].tolist() == [len(text) for text in texts(400)]
     assert len(found) == 400
-    assert not [file for file in folder.iterdir() if file.suffix == ".tmp"]
+    assert not list(folder.glob("*.draft"))
 
 
 def test_damage_is_named(tmp_path):
@@ -139,10 +142,10 @@ def test_damage_is_named(tmp_path):
         map_documents(lengths_of, texts(30), tmp_path, part_size=10)
     record = tmp_path / "part-000001.json"
     record.write_text(record.read_text()[:20])
-    with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it"):
+    with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it, and call"):
         map_documents(lengths_of, texts(30), tmp_path, part_size=10)
     record.unlink()
-    with pytest.raises(FileNotFoundError, match=r"part-000001\.json is missing; run map_documents again"):
+    with pytest.raises(FileNotFoundError, match=r"part-000001\.json is missing; call map_documents again"):
         Documents(tmp_path)
     results = map_documents(lengths_of, texts(30), tmp_path, part_size=10)
     assert results.to_dask().compute()[:, 0].tolist() == [len(text) for text in texts(30)]
@@ -174,7 +177,22 @@ def test_another_run_is_not_mixed_in(tmp_path):
     [
         ((lengths_of, "a text"), TypeError, "documents is of type str, expected a sequence"),
         ((lengths_of, {"a"}), TypeError, "documents is of type set"),
-        ((lengths_of, [object()]), TypeError, "a document is .*, expected text, token ids or an array"),
+        ((lengths_of, [object()]), TypeError, r"documents\[0\]"),
+        ((lengths_of, [[1], 3]), TypeError, r"documents\[1\] is 3, expected text, token ids or an array"),
+        ((3, ["a"]), TypeError, "model is of type int, expected an encoder or a callable"),
+        ((lambda batch: dict.fromkeys(batch), ["a"]), TypeError, "model returned a dict, expected a result for each"),
+        (
+            (lambda batch: [None for _ in batch], ["a"]),
+            TypeError,
+            "model returned .*None.* for a document, expected numbers",
+        ),
+        (
+            (lambda batch: [np.ones((2, len(x))) for x in batch], ["a", "bb"]),
+            ValueError,
+            "only the first axis may differ",
+        ),
+        ((ENCODER, [np.ones((3, 8)), np.ones((3, 4))]), ValueError, r"a document has shape \(3, 8\), another"),
+        ((ENCODER, [np.ones(8)]), ValueError, r"expected \(L, d_model\)"),
         ((lambda batch: [1], ["a", "b"]), ValueError, "model returned 1 results for 2 documents"),
     ],
 )
@@ -184,3 +202,34 @@ def test_bad_input_is_refused(tmp_path, arguments, error, message):
     for name in ("batch_size", "part_size", "num_threads"):
         with pytest.raises(ValueError, match=f"{name} is 0, expected 1 or more"):
             map_documents(lengths_of, ["a"], tmp_path, **{name: 0})
+
+
+def test_a_document_does_not_depend_on_those_beside_it(tmp_path):
+    """Halves beside float32; a model that uses one buffer for all results; any iterable."""
+    arrays = [np.ones((3, 8), "f2"), np.full((4, 8), 0.3, "f4"), np.full((4, 8), 0.25, "f2")]
+    for result, x in zip(map_documents(ENCODER, iter(arrays), tmp_path / "mixed"), arrays, strict=True):
+        assert (result == ENCODER(x)).all()  # which a part stores in one dtype
+    buffer = np.zeros(2)
+
+    def reusing(batch):
+        buffer[:] = len(batch[0])
+        return [buffer] * len(batch)
+
+    results = map_documents(reusing, ["a", "bb", "ccc"], tmp_path / "buffer", batch_size=1)
+    assert results.to_dask().compute()[:, 0].tolist() == [1, 2, 3]
+
+
+def test_files_of_others_stay_and_parts_of_another_run_are_refused(tmp_path):
+    (tmp_path / "mine.tmp").touch()
+    map_documents(lengths_of, ["a"], tmp_path)
+    assert (tmp_path / "mine.tmp").exists()
+    (tmp_path / "documents.json").unlink()
+    with pytest.raises(ValueError, match=r"part-000000\.json belongs to another run"):
+        map_documents(lengths_of, ["abcdef"], tmp_path)
+
+
+def test_another_number_of_heads_is_another_model(tmp_path):
+    other = nn.TransformerEncoderLayer(8, 4, 8, batch_first=True, rng=0).eval()
+    map_documents(ENCODER, [np.ones((3, 8), "f4")], tmp_path)
+    with pytest.raises(ValueError, match="another model"):
+        map_documents(other, [np.ones((3, 8), "f4")], tmp_path)

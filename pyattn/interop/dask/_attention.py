@@ -13,7 +13,7 @@ import pyattn._core as _core
 from pyattn._util.arguments import as_count, as_flag
 from pyattn._util.random import draw_seed
 from pyattn._util.typing import RNG, Align, EmptyRows, Score, Window
-from pyattn.interop.dask._chunks import Grid, arranged, is_lazy
+from pyattn.interop.dask._chunks import Grid, arranged, check_sizes, is_lazy
 from pyattn.interop.dask._graph import Graph
 from pyattn.interop.dask._tasks import Options
 from pyattn.interop.dask._visible import Visible
@@ -45,17 +45,16 @@ def attention(
     splits: SupportsIndex = 1,
     num_threads: SupportsIndex | None = 1,
 ) -> da.Array | tuple[da.Array, da.Array]:
-    """Compute attention over dask arrays in chunks, with the bits of one call.
+    """Compute attention over dask arrays in chunks, bit-identical to one call.
 
     The graph has one task for each chunk of queries and each chunk of keys that some of these queries see. The tasks of
-    a chunk of queries walk the keys from left to right and hand on the softmax so far; those of all chunks of queries
-    keep in step, so that a worker holds few chunks of keys at a time. The result has the bits of `pyattn.attention`,
-    whatever the chunks and the workers.
+    a chunk of queries take the keys from left to right, and each hands its running softmax to the next. All chunks of
+    queries keep in step, so that a worker holds few chunks of keys at a time.
 
     Parameters
     ----------
     query : dask.array.Array, (..., heads, L, head_dim)
-        In chunks along any axis but the last. NumPy arrays are taken, too.
+        In chunks along any axis but the last. NumPy arrays are taken, too, and cut into 4,096 tokens.
     key : dask.array.Array, (..., heads, S, head_dim)
         Its chunks along S start at multiples of 512.
     value : dask.array.Array, (..., heads, S, v_dim)
@@ -83,8 +82,8 @@ def attention(
     empty_rows : {'zero', 'nan'}
         The output of a row that sees no key. Default: 'zero'.
     splits : int
-        Number of ranges of chunks of keys, each walked on its own and merged by `pyattn.merge_states`: for few queries,
-        which would leave workers idle. The bits then depend on `splits`. Default: 1.
+        Number of ranges of keys, each computed on its own and merged by `pyattn.merge_states`: for few queries, which
+        would leave workers idle. The bits then depend on `splits`. Default: 1.
     num_threads : int, optional
         Threads of one task; None is `pyattn.get_num_threads` of the worker's process. Default: 1, as dask's workers run
         a task in each of their threads.
@@ -121,6 +120,8 @@ def attention(
     gqa = as_flag(enable_gqa, "enable_gqa")
     arrays = arranged(query, key, value, gqa)
     masks: dict[str, Any] = {"attn_mask": attn_mask, "keep_mask": keep_mask}
+    for name, mask in masks.items():
+        check_sizes(mask, name)
     own: dict[str, Any] = {
         "is_causal": is_causal,
         "align": align,
@@ -130,10 +131,11 @@ def attention(
     }
     scores: dict[str, Any] = {"score": score, "scale": scale, "score_weight": score_weight, "enable_gqa": gqa}
     rest: dict[str, Any] = {"dropout_p": dropout_p, "empty_rows": empty_rows, "num_threads": num_threads}
-    dtype = _core.attention(*(np.zeros((0, 1), x.dtype) for x in arrays)).dtype
+    dtype = _dtype_of(*arrays, score_weight)
     like = [_stand_in(x, dtype) for x in arrays]
-    like_masks: dict[str, Any] = {name: None if isinstance(x, Mask) else _stand_in(x) for name, x in masks.items()}
-    shape = _core.attention_shape(like[0], like[1], like[2], **like_masks, **own, **scores, **rest)
+    shape = _core.attention_shape(
+        like[0], like[1], like[2], **{n: _stand_in(x) for n, x in masks.items()}, **own, **scores, **rest
+    )
     grid = Grid.of(arrays, shape, gqa)
     visible = Visible(grid, own, masks)
     ranges = as_count(splits, "splits", least=1)
@@ -143,8 +145,19 @@ def attention(
     return Graph(grid, arrays, visible, options, ranges, dtype, token).results()
 
 
+def _dtype_of(query: da.Array, key: da.Array, value: da.Array, score_weight: npt.ArrayLike | None) -> np.dtype[Any]:
+    """Find the dtype of the output, by a call without queries."""
+    arrays = [np.zeros((0, 1), x.dtype) for x in (query, key, value)]
+    if score_weight is None:
+        return _core.attention(*arrays).dtype
+    weight = np.zeros(1, _core.as_array(score_weight, "score_weight").dtype)
+    return _core.attention(*arrays, score="additive", score_weight=weight).dtype
+
+
 def _stand_in(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
-    """Make an array of a dask array's shape that takes no memory: zeros, or True; others stay."""
+    """Make an array of a dask array's shape that takes no memory: zeros, or True. Other arrays stay."""
+    if isinstance(x, Mask):
+        return None  # checked where it is lowered
     if not is_lazy(x):
         return x
     dtype = x.dtype if dtype is None else dtype

@@ -22,6 +22,9 @@ Cut = tuple[slice, ...]  # of the axes of the scores, (..., heads, L, S)
 CHUNK = 512
 """Parts of the keys begin at multiples of it, so that sums are those of one call."""
 
+NUMPY_CHUNK = 4096
+"""Tokens of a chunk of a NumPy array."""
+
 
 def is_lazy(x: object) -> bool:
     """Tell a dask array from others."""
@@ -34,17 +37,27 @@ def key_of(array: da.Array, index: Index) -> Key:
     return (array.name, *(0 if len(chunks) == 1 else n for chunks, n in places))
 
 
+def check_sizes(x: Any, name: str) -> None:
+    """Raise if dask does not know the sizes of an array's chunks."""
+    if is_lazy(x) and any(np.isnan(size) for size in x.shape):
+        raise ValueError(
+            f"{name} has chunks of unknown sizes, shape {x.shape}; call {name}.compute_chunk_sizes() before"
+        )
+
+
+def _chunked(x: Array) -> da.Array:
+    """Make a dask array of one that lies in memory."""
+    return da.from_array(x, chunks=tuple(NUMPY_CHUNK if n == x.ndim - 2 else -1 for n in range(x.ndim)))
+
+
 def arranged(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[da.Array, da.Array, da.Array]:
     """Give the three arrays chunks that go together, or raise."""
     named = {"query": query, "key": key, "value": value}
-    arrays = {name: x if is_lazy(x) else da.asarray(_core.as_array(x, name)) for name, x in named.items()}
+    arrays = {name: x if is_lazy(x) else _chunked(_core.as_array(x, name)) for name, x in named.items()}
     for name, x in arrays.items():
-        if any(np.isnan(size) for size in x.shape):
-            raise ValueError(
-                f"{name} has chunks of unknown sizes, shape {x.shape}; call {name}.compute_chunk_sizes() before"
-            )
-        if x.ndim < 2:
-            raise ValueError(f"{name} has shape {x.shape}, expected at least 2 axes: (..., length, dim)")
+        check_sizes(x, name)
+        if not 2 <= x.ndim <= 8:
+            raise ValueError(f"{name} has shape {x.shape}, expected 2 to 8 axes: (..., length, dim)")
     arrays = {name: x.rechunk({-1: -1}) for name, x in arrays.items()}
     starts = np.cumsum((0, *arrays["key"].chunks[-2][:-1]))
     if (starts % CHUNK).any():

@@ -8,11 +8,12 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
@@ -29,8 +30,8 @@ Array = npt.NDArray[Any]
 
 RUN = "documents.json"
 """The file of a folder that says what its parts are."""
-MODEL = "model.pickle"
-"""The file from which a cluster's workers get the model."""
+DRAFTS = "part-*.draft", f"{RUN}.*.draft"
+"""Files that are not whole yet."""
 
 
 class Documents:
@@ -60,11 +61,11 @@ class Documents:
         self.folder = Path(folder)
         if not (self.folder / RUN).exists():
             raise FileNotFoundError(f"{self.folder} has no {RUN}; pass the folder of map_documents")
-        run = json.loads((self.folder / RUN).read_text())
+        run = _read(self.folder / RUN, "count", "part_size")
         self._count, self._part_size = run["count"], run["part_size"]
         for part in self._parts():
             if not part.record.exists():
-                raise FileNotFoundError(f"{part.record} is missing; run map_documents again, which goes on from here")
+                raise FileNotFoundError(f"{part.record} is missing; call map_documents again, which resumes")
 
     def _parts(self) -> list[_Part]:
         return parts_of(self.folder, self._count, self._part_size)
@@ -77,7 +78,10 @@ class Documents:
         """Return the result of a document; of a slice, a list."""
         if isinstance(index, slice):
             return [self[n] for n in range(*index.indices(len(self)))]
-        n = range(len(self))[index]
+        try:
+            n = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there is no document {index}: {self.folder} has {len(self)}") from None
         part = self._parts()[n // self._part_size]
         return part.results()[n - part.start]
 
@@ -122,42 +126,51 @@ class _Part:
 
     def lengths(self) -> list[int] | None:
         """Return the rows of each document; None where each is an entry of the array."""
-        lengths: list[int] | None = json.loads(self.record.read_text())["lengths"]
+        lengths: list[int] | None = _read(self.record, "lengths")["lengths"]
         return lengths
 
     def results(self) -> list[Array]:
         array, lengths = np.load(self.file), self.lengths()
         return list(array) if lengths is None else np.split(array, np.cumsum(lengths)[:-1])
 
-    def is_done(self) -> bool:
-        """Tell whether the part is there; raise if a file of it is damaged."""
+    def is_done(self, run: str) -> bool:
+        """Tell whether the part of this run is there; raise if a file of it is damaged."""
         if not self.record.exists():
             return False
-        try:
-            record = json.loads(self.record.read_text())
-            digest = record["sha256"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self.record} is damaged; delete it, and run map_documents again") from None
-        if not self.file.exists() or _digest_of_file(self.file) != digest:
+        record = _read(self.record, "sha256", "run")
+        if record["run"] != run:
+            raise ValueError(f"{self.record} belongs to another run; pass another folder, or delete this one")
+        if not self.file.exists() or _digest_of_file(self.file) != record["sha256"]:
             what = "is damaged" if self.file.exists() else "is missing"
-            raise ValueError(f"{self.file} {what}; delete {self.record}, and run map_documents again")
+            raise ValueError(f"{self.file} {what}; delete {self.record}, and call map_documents again")
         return True
 
-    def write(self, results: list[Array]) -> None:
+    def write(self, results: list[Array], run: str) -> None:
         """Write the array and, once it is whole, the record: killed before, the part is computed again."""
         shapes = {one.shape for one in results}
-        lengths = None if len(shapes) == 1 else [len(one) for one in results]
+        lengths = None if len(shapes) == 1 else [len(one) if one.ndim else 0 for one in results]
+        if lengths is not None and (() in shapes or len({shape[1:] for shape in shapes}) > 1):
+            raise ValueError(f"model returned results of shapes {sorted(shapes)[:3]}; only the first axis may differ")
         array = np.stack(results) if lengths is None else np.concatenate(results)
         with _replacing(self.file) as to:
             np.save(to, array, allow_pickle=False)
         with _replacing(self.record) as to:
-            to.write(json.dumps({"sha256": _digest_of_file(self.file), "lengths": lengths}).encode())
+            to.write(json.dumps({"run": run, "sha256": _digest_of_file(self.file), "lengths": lengths}).encode())
+
+
+def _read(file: Path, *names: str) -> dict[str, Any]:
+    """Read a JSON file that has these entries."""
+    try:
+        entries: dict[str, Any] = json.loads(file.read_text())
+        return {name: entries[name] for name in names}
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{file} is damaged; delete it, and call map_documents again") from None
 
 
 @contextlib.contextmanager
 def _replacing(file: Path) -> Iterator[Any]:
     """Open a file that takes its name when it is whole and on the disk."""
-    draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}.tmp")
+    draft = file.with_name(f"{file.name}.{uuid.uuid4().hex}.draft")
     try:
         with open(draft, "wb") as to:
             yield to
@@ -184,7 +197,7 @@ def parts_of(folder: Path, count: int, part_size: int) -> list[_Part]:
 
 def map_documents(
     model: Module | SentenceEncoder | Callable[[list[Any]], Any],
-    documents: Sequence[Any],
+    documents: Iterable[Any],
     folder: str | os.PathLike[str],
     *,
     batch_size: SupportsIndex = 32,
@@ -193,16 +206,16 @@ def map_documents(
 ) -> Documents:
     """Compute a model's result for each document in parallel, and save them.
 
-    The scheduler is dask's current one: ``dask.distributed.Client`` makes it a cluster. A run that was killed goes on
-    where it was: call the function again with the same arguments. Each part is saved as a whole or not at all.
+    The scheduler is dask's current one, such as that of a ``dask.distributed.Client``. To resume a run that was killed,
+    call the function again with the same arguments. Each part is saved as a whole or not at all.
 
     Parameters
     ----------
     model : SentenceEncoder, Bert, TransformerEncoder, TransformerEncoderLayer or callable
         What a document is depends on it: text, a list of token ids, or an array (L, d_model). A callable takes a list
         of documents and returns a result for each. Each worker gets the model once.
-    documents : sequence
-        The collection.
+    documents : iterable
+        The collection, which is read once.
     folder : str or path
         Where results go, of one run at a time; it is made if it does not exist. All workers must see it by this name.
     batch_size : int
@@ -225,7 +238,7 @@ def map_documents(
         The folder holds the results of other documents, or of another model or part_size; a file of it is damaged; or
         the callable returns another number of results.
     TypeError
-        documents is not a sequence, or is a text.
+        documents has no order, a document is of another type, or model is neither an encoder nor a callable.
 
     See Also
     --------
@@ -233,9 +246,9 @@ def map_documents(
 
     Notes
     -----
-    Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run goes on.
-    On a cluster, ``model.pickle`` is where workers read the model. ``dask.diagnostics.ProgressBar`` and the dashboard
-    of ``dask.distributed`` show how far a run is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
+    Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run resumes. A
+    callable is not compared with that of the run before. ``dask.diagnostics.ProgressBar`` and the dashboard of
+    ``dask.distributed`` show how far a run is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
 
     Examples
     --------
@@ -244,29 +257,35 @@ def map_documents(
     >>> vectors = map_documents(encoder, texts, "vectors")  # doctest: +SKIP
     >>> vectors.to_dask()  # doctest: +SKIP
     """
-    if isinstance(documents, (str, bytes)) or not (hasattr(documents, "__len__") and hasattr(documents, "__getitem__")):
+    if isinstance(documents, (str, bytes, Mapping, Set)) or not isinstance(documents, Iterable):
         raise TypeError(f"documents is of type {type(documents).__name__}, expected a sequence of documents")
-    size = as_count(batch_size, "batch_size", least=1)
-    threads = as_count(num_threads, "num_threads", least=1)
+    if not callable(model) and not isinstance(model, SentenceEncoder):
+        raise TypeError(f"model is of type {type(model).__name__}, expected an encoder or a callable")
+    size, threads = as_count(batch_size, "batch_size", least=1), as_count(num_threads, "num_threads", least=1)
+    items = list(documents)
     run: dict[str, Any] = {
-        "count": len(documents),
+        "count": len(items),
         "part_size": as_count(part_size, "part_size", least=1),
-        "documents": _digest_of(documents),
+        "documents": _digest_of(items),
         "model": _digest_of_model(model),
     }
-    path = Path(folder)
+    path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
     _begin(path, run)
-    shared = _share(model, path)
-    task = dask.delayed(_compute_part, pure=False)
-    dask.compute(
-        *(
-            task(shared, [documents[n] for n in range(part.start, part.stop)], part, size, threads)
-            for part in parts_of(path, run["count"], run["part_size"])
+    name = hashlib.sha256(json.dumps(run).encode()).hexdigest()
+    shared = dask.delayed(model, pure=False, traverse=False)  # a task, which is done again if its worker is lost
+    tasks = [
+        dask.delayed(partial(_compute_part, items[part.start : part.stop], part, name, size, threads), pure=False)(
+            shared
         )
-    )
-    for draft in path.glob("*.tmp"):  # of runs that were killed
-        draft.unlink(missing_ok=True)
+        for part in parts_of(path, run["count"], run["part_size"])
+    ]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sending large graph")  # of the model, which must be sent once
+        dask.compute(*tasks)
+    for pattern in DRAFTS:  # of runs that were killed
+        for draft in path.glob(pattern):
+            draft.unlink(missing_ok=True)
     return Documents(path)
 
 
@@ -275,40 +294,17 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
     if not (folder / RUN).exists():
         with _replacing(folder / RUN) as to:
             to.write(json.dumps(run).encode())
-        return
-    try:
-        begun = json.loads((folder / RUN).read_text())
-        differs = [name for name, value in run.items() if begun[name] != value]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder / RUN} is damaged; delete the folder {folder}, or pass another") from None
+    begun = _read(folder / RUN, *run)
+    differs = [name for name, value in run.items() if begun[name] != value]
     if differs:
         raise ValueError(
-            f"{folder} holds a run with another {differs[0]}; pass the same arguments to go on, or another folder"
+            f"{folder} holds a run with another {differs[0]}; pass the same arguments to resume it, or another folder"
         )
 
 
-def _share(model: Any, folder: Path) -> Any:
-    """Make the task whose result is a model: on a cluster, one worker reads it from a file, and others copy it once."""
-    try:
-        from distributed import get_client
-
-        get_client()
-    except (ImportError, ValueError):  # there is no cluster
-        return dask.delayed(model, pure=False, traverse=False)
-    with _replacing(folder / MODEL) as to:
-        cloudpickle.dump(model, to)
-    return dask.delayed(_load, pure=False)(folder / MODEL)
-
-
-def _load(file: Path) -> Any:
-    """Read a model, which can be done again if the worker that has it is lost."""
-    with open(file, "rb") as source:
-        return cloudpickle.load(source)
-
-
-def _compute_part(model: Any, documents: Sequence[Any], part: _Part, batch_size: int, num_threads: int) -> None:
+def _compute_part(documents: list[Any], part: _Part, run: str, batch_size: int, num_threads: int, model: Any) -> None:
     """Compute and write a part, unless it is there."""
-    if part.is_done():
+    if part.is_done(run):
         return
     order = sorted(range(len(documents)), key=lambda n: len(documents[n]))
     results: list[Any] = [None] * len(documents)
@@ -317,7 +313,7 @@ def _compute_part(model: Any, documents: Sequence[Any], part: _Part, batch_size:
             batch = order[start : start + batch_size]
             for n, result in zip(batch, _results_of(model, [documents[n] for n in batch]), strict=True):
                 results[n] = result
-    part.write(results)
+    part.write(results, run)
 
 
 def _results_of(model: Any, batch: list[Any]) -> list[Array]:
@@ -330,14 +326,25 @@ def _results_of(model: Any, batch: list[Any]) -> list[Array]:
         return [rows[:n] for rows, n in zip(model(ids, attended).last_hidden_state, lengths, strict=True)]
     if isinstance(model, TransformerEncoder | TransformerEncoderLayer):
         return _encode(model, [np.asarray(one) for one in batch])
-    results = [np.asarray(one) for one in model(batch)]
+    returned = model(batch)
+    if isinstance(returned, Mapping) or not isinstance(returned, Iterable):
+        raise TypeError(f"model returned a {type(returned).__name__}, expected a result for each document")
+    results = [np.array(one) for one in returned]  # copies: a model may use its arrays again
     if len(results) != len(batch):
         raise ValueError(f"model returned {len(results)} results for {len(batch)} documents, expected one for each")
+    for result in results:
+        if result.dtype.hasobject:
+            raise TypeError(f"model returned {short_repr(result)} for a document, expected numbers")
     return results
 
 
 def _encode(model: TransformerEncoder | TransformerEncoderLayer, batch: list[Array]) -> list[Array]:
     """Compute the rows of arrays (L, d_model), padded to the longest."""
+    widths, dtypes = {one.shape[1:] for one in batch}, {one.dtype for one in batch}
+    if len(dtypes) > 1:  # each as it would be alone
+        return [_encode(model, [one])[0] for one in batch]
+    if len(widths) > 1 or batch[0].ndim != 2:
+        raise ValueError(f"a document has shape {batch[0].shape}, another {batch[-1].shape}; expected (L, d_model)")
     lengths = np.array([len(one) for one in batch])
     x = np.zeros((len(batch), lengths.max(), batch[0].shape[-1]), batch[0].dtype)
     for row, one in zip(x, batch, strict=True):
@@ -350,28 +357,30 @@ def _encode(model: TransformerEncoder | TransformerEncoderLayer, batch: list[Arr
     return [rows[:n] for rows, n in zip(y, lengths, strict=True)]
 
 
-def _digest_of(documents: Sequence[Any]) -> str:
+def _digest_of(documents: list[Any]) -> str:
     """Compute a checksum of texts, token ids or arrays."""
     digest = hashlib.sha256()
-    for document in documents:
+    for n, document in enumerate(documents):
         if isinstance(document, str):
             kind, data = "text", document.encode("utf-8", "surrogatepass")
         else:
-            array = np.ascontiguousarray(document)
-            if array.dtype.hasobject:
-                raise TypeError(f"a document is {short_repr(document)}, expected text, token ids or an array")
+            array = np.ascontiguousarray(_core.as_array(document, f"documents[{n}]"))
+            if array.dtype.hasobject or np.ndim(document) == 0:
+                raise TypeError(f"documents[{n}] is {short_repr(document)}, expected text, token ids or an array")
             kind, data = f"{array.dtype.str} {array.shape}", array.tobytes()
         digest.update(f"{kind} {len(data)} ".encode() + data)
     return digest.hexdigest()
 
 
 def _digest_of_model(model: Any) -> str | None:
-    """Compute a checksum of a model's parameters; a callable has none."""
-    module = model.model if isinstance(model, SentenceEncoder) else model
-    if not isinstance(module, Module):
+    """Compute a checksum of a model's arguments and parameters; a callable has none."""
+    if isinstance(model, SentenceEncoder):
+        own = f"{model.pooling} {model.normalize} {model.max_length} {model.tokenizer.to_str()}"
+        return hashlib.sha256(f"{own} {_digest_of_model(model.model)}".encode()).hexdigest()
+    if not isinstance(model, Module):
         return None
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name, array in module.state_dict().items():
+    digest = hashlib.sha256(repr(model).encode())
+    for name, array in model.state_dict().items():
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

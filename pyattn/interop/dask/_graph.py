@@ -108,8 +108,9 @@ class Graph:
     def _link(self, index: Index, pairs: Mask | None, is_last: bool, carry: Key, waits: list[Key]) -> tuple[Any, ...]:
         """Make the task of a chunk of queries and a chunk of keys."""
         cut = self.grid.cut(index)
-        place = _tasks.Place(cut[-2].start, cut[-1].start, self._units(cut))
-        attend = partial(_tasks.attend, self.options, place, pairs, is_last, self._merges)
+        keeps = None if self.visible.keeps is None else self.visible.keeps._part(cut)
+        place = _tasks.Place(cut[-2].start, cut[-1].start, self._units(cut), pairs, keeps)
+        attend = partial(_tasks.attend, self.options, place, is_last, self._merges)
         masks = [self.visible.block(name, index) for name in ("attn_mask", "keep_mask")]
         return (
             attend,

@@ -38,12 +38,16 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a part lies in the whole."""
+    """Where a part lies in the whole, and what mask objects say of it."""
 
     query_start: int
     key_start: int
     units: npt.NDArray[np.int64] | None
     """Number of each batch entry and head, for dropout."""
+    pairs: Mask | None
+    """Masks without limits."""
+    keeps: Mask | None
+    """A keep_mask."""
 
 
 def begin(limits: npt.NDArray[np.int64] | None, is_wide: bool, query: Array) -> Carry:
@@ -54,7 +58,6 @@ def begin(limits: npt.NDArray[np.int64] | None, is_wide: bool, query: Array) -> 
 def attend(
     options: Options,
     place: Place,
-    pairs: Mask | None,
     is_last: bool,
     is_merged: bool,
     carry: Carry,
@@ -70,9 +73,9 @@ def attend(
         key,
         value,
         **options.score,
-        attn_mask=attn_mask if pairs is None else _both(attn_mask, np.asarray(pairs)),
+        attn_mask=attn_mask if place.pairs is None else _both(attn_mask, np.asarray(place.pairs)),
         **options.rest,
-        keep_mask=keep_mask,
+        keep_mask=keep_mask if place.keeps is None else place.keeps,
         need_lse=is_last and (is_merged or options.need_lse),
         query_start=place.query_start,
         key_start=place.key_start,

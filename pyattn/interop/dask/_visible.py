@@ -29,30 +29,31 @@ class Visible:
         First key of each query and the one after its last.
     pairs : Mask or None
         Mask objects that have no limits.
-    arrays : dict of str to ndarray or dask.array.Array
-        A float attn_mask, and what is lazy.
+    keeps : Mask or None
+        A keep_mask that is a mask object.
+    arrays : dict of str to ndarray, dask.array.Array or None
+        The masks that are lazy, a float attn_mask, and a keep_mask.
     """
 
     def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
         self.grid = grid
         known = [_own_limits(grid, **own)]
         pairs: list[Mask] = []
+        self.keeps: Mask | None = None
         self.arrays: dict[str, Any] = {}
-        for name, mask in masks.items():
-            if mask is None:
-                continue
-            if not isinstance(mask, Mask) and not is_lazy(mask):
-                mask = _core.as_array(mask, name)
-                mask = from_array(mask) if name == "attn_mask" and mask.dtype == np.bool_ else mask
+        for name, given in masks.items():
+            mask = _as_mask(given, name)
             if isinstance(mask, Mask):
                 check_shape(mask, grid.scores, grid.heads, name)
-                limits, rest = take_limits(mask)
-                known.append(limits)
-                pairs += rest
-            else:
+            if not isinstance(mask, Mask):
                 self.arrays[name] = _rechunked(mask, grid) if is_lazy(mask) else mask
-        given = [one for one in known if one is not None]
-        self.limits: Limits | None = functools.reduce(intersect, given) if given else None
+            elif name == "keep_mask":
+                self.keeps = mask
+            else:
+                limits, pairs = take_limits(mask)
+                known.append(limits)
+        some = [one for one in known if one is not None]
+        self.limits: Limits | None = functools.reduce(intersect, some) if some else None
         self.pairs: Mask | None = functools.reduce(Both, pairs) if pairs else None
 
     def rows(self, outer: Index, queries: int) -> Limits | None:
@@ -80,6 +81,14 @@ class Visible:
         if is_lazy(array):
             return key_of(array, index)
         return sliced(array, self.grid.cut(index))
+
+
+def _as_mask(mask: Any, name: str) -> Any:
+    """Read a mask: an object for a bool attn_mask; None and dask arrays stay."""
+    if mask is None or isinstance(mask, Mask) or is_lazy(mask):
+        return mask
+    array = np.atleast_1d(_core.as_array(mask, name))
+    return from_array(array) if name == "attn_mask" and array.dtype == np.bool_ else array
 
 
 def _rechunked(mask: da.Array, grid: Grid) -> da.Array:
