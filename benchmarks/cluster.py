@@ -103,7 +103,10 @@ def imports() -> None:
 
 def run(way: Callable[..., da.Array], length: int, chunk: int, causal: bool) -> tuple[float, int]:
     """Seconds, and the most bytes of a worker."""
-    with LocalCluster(WORKERS, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
         client.run(imports)
         before = client.run(memory)
         start = time.perf_counter()
@@ -154,12 +157,12 @@ def rates() -> tuple[float, float, float]:
     start = time.perf_counter()
     pyattn.attention(query, key, value, num_threads=1)
     operations = OPERATIONS * 4096**2 / (time.perf_counter() - start)
-    with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         names = list(client.scheduler_info()["workers"])
         data = client.submit(np.ones, 1 << 25, workers=names[:1])
-        client.submit(len, data, workers=names[:1]).result()
+        client.submit(len, data, workers=names[:1], pure=False).result()
         start = time.perf_counter()
-        client.submit(len, data, workers=names[1:]).result()
+        client.submit(len, data, workers=names[1:], pure=False).result()
         transfer = (1 << 28) / (time.perf_counter() - start)
         x = da.zeros((32 * 512, 8), chunks=(512, 8), dtype="f4")
         result = attention(x, x, x)
