@@ -74,7 +74,7 @@ def test_a_callable_gets_batches_of_similar_lengths(tmp_path):
     assert array.compute()[:, 0].tolist() == [len(text) for text in texts(100)]
     assert array.compute()[:, 1].max() == 8
     assert [one.tolist() for one in results[-2:]] == array.compute()[-2:].tolist()
-    with pytest.raises(IndexError, match=r"there is no document 100: .* has 100"):
+    with pytest.raises(IndexError, match=r"document 100 is out of range: .* has 100 documents"):
         results[100]
 
 

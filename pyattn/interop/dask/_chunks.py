@@ -1,4 +1,4 @@
-"""The chunks of a call's arrays, which must go together."""
+"""The chunks of a call's arrays: how they are made to match, and where they lie."""
 
 from __future__ import annotations
 
@@ -45,13 +45,18 @@ def check_sizes(x: Any, name: str) -> None:
         )
 
 
+def has_heads(axes: int, enable_gqa: bool) -> bool:
+    """Tell whether axis -3 holds heads."""
+    return axes > 3 or (axes == 3 and enable_gqa)
+
+
 def _chunked(x: Array) -> da.Array:
     """Make a dask array of one that lies in memory."""
     return da.from_array(x, chunks=tuple(NUMPY_CHUNK if n == x.ndim - 2 else -1 for n in range(x.ndim)))
 
 
 def arranged(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[da.Array, da.Array, da.Array]:
-    """Give the three arrays chunks that go together, or raise."""
+    """Give the three arrays matching chunks, or raise."""
     named = {"query": query, "key": key, "value": value}
     arrays = {name: x if is_lazy(x) else _chunked(_core.as_array(x, name)) for name, x in named.items()}
     for name, x in arrays.items():
@@ -70,9 +75,8 @@ def arranged(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[da.Arr
     if arrays["value"].shape[-2] == arrays["key"].shape[-2]:
         arrays["value"] = arrays["value"].rechunk({-2: arrays["key"].chunks[-2]})
     axes = max(x.ndim for x in arrays.values())
-    has_heads = axes > 3 or (axes == 3 and enable_gqa)
     for axis in range(3, axes + 1):
-        _align_axis(arrays, -axis, is_heads=has_heads and axis == 3)
+        _align_axis(arrays, -axis, is_heads=has_heads(axes, enable_gqa) and axis == 3)
     return arrays["query"], arrays["key"], arrays["value"]
 
 
@@ -112,7 +116,7 @@ class Grid:
             having = [x.chunks[-axis] for x in arrays if x.ndim >= axis and x.shape[-axis] == shape[-axis]]
             outer.append(having[0])
         query, key, _ = arrays
-        return cls((*outer, query.chunks[-2], key.chunks[-2]), axes > 3 or (axes == 3 and enable_gqa), shape[-1])
+        return cls((*outer, query.chunks[-2], key.chunks[-2]), has_heads(axes, enable_gqa), shape[-1])
 
     @property
     def scores(self) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ class Documents:
     FileNotFoundError
         The folder is not that of a run, or a part is missing: the run was not finished.
     IndexError
-        There is no such document.
+        The index is out of range.
 
     Examples
     --------
@@ -63,12 +63,10 @@ class Documents:
             raise FileNotFoundError(f"{self.folder} has no {RUN}; pass the folder of map_documents")
         run = _read(self.folder / RUN, "count", "part_size")
         self._count, self._part_size = run["count"], run["part_size"]
-        for part in self._parts():
+        self._parts = parts_of(self.folder, self._count, self._part_size)
+        for part in self._parts:
             if not part.record.exists():
                 raise FileNotFoundError(f"{part.record} is missing; call map_documents again, which resumes")
-
-    def _parts(self) -> list[_Part]:
-        return parts_of(self.folder, self._count, self._part_size)
 
     def __len__(self) -> int:
         """Return the number of documents."""
@@ -81,13 +79,13 @@ class Documents:
         try:
             n = range(len(self))[index]
         except IndexError:
-            raise IndexError(f"there is no document {index}: {self.folder} has {len(self)}") from None
-        part = self._parts()[n // self._part_size]
+            raise IndexError(f"document {index} is out of range: {self.folder} has {len(self)} documents") from None
+        part = self._parts[n // self._part_size]
         return part.results()[n - part.start]
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the results, a part at a time."""
-        for part in self._parts():
+        for part in self._parts:
             yield from part.results()
 
     def to_dask(self) -> da.Array:
@@ -102,17 +100,16 @@ class Documents:
         ValueError
             Results differ in shape.
         """
-        parts = self._parts()
-        heads = [np.load(part.file, mmap_mode="r") for part in parts]
-        if any(part.lengths() is not None for part in parts) or len({head.shape[1:] for head in heads}) > 1:
+        heads = [np.load(part.file, mmap_mode="r") for part in self._parts]
+        if any(part.lengths() is not None for part in self._parts) or len({head.shape[1:] for head in heads}) > 1:
             raise ValueError("results differ in shape, and make no array; iterate over them, or index them")
-        if not parts:
+        if not self._parts:
             return da.zeros((0,))
         load = dask.delayed(np.load)
         return da.concatenate(
             [
                 da.from_delayed(load(os.fspath(part.file)), head.shape, head.dtype)
-                for part, head in zip(parts, heads, strict=True)
+                for part, head in zip(self._parts, heads, strict=True)
             ]
         )
 

@@ -74,7 +74,7 @@ class Visible:
         return [(n, part) for n, part in parts if part is None or not _is_empty(part)]
 
     def block(self, name: str, index: Index) -> Any:
-        """Return the chunk of an array, or its key in the graph; None if there is no such array."""
+        """Return the chunk of an array, or its key in the graph; None without that array."""
         array = self.arrays.get(name)
         if array is None:
             return None
