@@ -130,6 +130,22 @@ def test_chains_keep_in_step():
             assert all(number[other] < number[key] + 2 for other in number if order[other] < place)
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_all_queries_are_there_before_the_first_link(splits):
+    """So all workers get as many chains, and nobody waits for the slowest one."""
+    x = da.zeros((2048, 8), chunks=(512, 8), dtype="f4")
+    graph = dict(attention(x, x, x, splits=splits).dask)
+    begins = {key for key in graph if key[0].startswith("attention-begin")}
+    for key in graph:
+        if key[0].startswith("attention-link") and key[-1] % (4 // splits) == 0:
+            before, ahead = set(), [key]
+            while ahead:
+                new = dask.core.get_dependencies(graph, ahead.pop()) - before
+                before |= new
+                ahead += new
+            assert {begin for begin in begins if begin[-1] == key[-1] * splits // 4} <= before
+
+
 @pytest.mark.parametrize("splits", [2, 3, 9])
 def test_ranges_of_keys_are_merged(splits):
     """Within four times the error of one call, which both have against float64."""

@@ -93,7 +93,11 @@ class Graph:
         steps: list[list[Key]] = []
         waiting = _steps_before([len(rows) for rows in at_work], len(chains))
         for number, rows, before in zip(numbers, at_work, waiting, strict=True):
-            waits = [] if before is None else [self._gate(outer, numbers[before], steps[before])]
+            waits = []
+            if before is not None:
+                waits = [self._gate((*outer, numbers[before]), steps[before])]
+            elif not steps and len(rows) > 1:  # the queries come first, so that all workers get as many chains
+                waits = [self._gate((*outer, "begin", split), [carries[row] for row in rows])]
             for row in rows:
                 is_last = number == last[row]
                 name = self._name("link", *outer, row, number)
@@ -120,11 +124,11 @@ class Graph:
             *waits,
         )
 
-    def _gate(self, outer: Index, number: int, links: list[Key]) -> Key:
-        """Add the task that is done when these links are; their results stay where they are."""
-        gate = self._name("gate", *outer, number)
+    def _gate(self, at: tuple[Any, ...], links: list[Key]) -> Key:
+        """Add the task that is done when these are; their results stay where they are."""
+        gate = self._name("gate", *at)
         if gate not in self.tasks:
-            ticks = {self._name("tick", *outer, number, n): (_tasks.tick, link) for n, link in enumerate(links)}
+            ticks = {self._name("tick", *at, n): (_tasks.tick, link) for n, link in enumerate(links)}
             self.tasks.update(ticks)
             self.tasks[gate] = (_tasks.tick, [*ticks])
         return gate
