@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, SupportsFloat, SupportsIndex, get_args
 
@@ -231,6 +232,7 @@ def attention_backward(
     }
     dots, weight = query, score_weight  # of a bilinear score: the keys are multiplied with `dots`
     if score == "bilinear":
+        _core.attention_shape(query, key, value, score=score, score_weight=score_weight, layout=layout)
         matrix, queries = _reals(arrays["score_weight"], arrays["query"], arrays["key"], arrays["value"])[:2]
         dots, weight = _core.linear(queries, matrix.T, num_threads=num_threads), None
     need_in_core = {"query" if name == "score_weight" and score == "bilinear" else name for name in names}
@@ -239,7 +241,7 @@ def attention_backward(
     gradients: dict[str, Any] = dict(zip(_NAMES, found, strict=True))
     if score == "bilinear" and gradients["query"] is not None:
         of_dots = gradients["query"]
-        rows, columns = (x.reshape(-1, x.shape[-1]) for x in (queries, of_dots))
+        rows, columns = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (queries, of_dots))
         if "score_weight" in names:
             gradients["score_weight"] = _core.linear(rows.T, columns.T, num_threads=num_threads)
         gradients["query"] = _core.linear(of_dots, matrix, num_threads=num_threads)

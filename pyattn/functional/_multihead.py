@@ -18,7 +18,7 @@ from pyattn._util.halves import as_float32, check_same_half, compute_dtype, is_h
 from pyattn._util.typing import RNG, CacheUse, EmptyRows, FloatArray, Rotation
 from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core, with_batch_first
 
-__all__ = ["NO_DROPOUT", "DropoutOptions", "Parameters", "compute", "multi_head_attention_forward"]
+__all__ = ["NO_DROPOUT", "DropoutOptions", "Parameters", "compute", "multi_head_attention_forward", "read_arrays"]
 
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -251,18 +251,23 @@ def multi_head_attention_forward(
     """
     training = as_flag(training, "training")
     dropped = as_probability(dropout_p, "dropout_p") if training else 0.0
-    own = {"q_proj_weight": q_proj_weight, "k_proj_weight": k_proj_weight, "v_proj_weight": v_proj_weight}
-    separate = as_flag(use_separate_proj_weight, "use_separate_proj_weight")
-    own = own if separate else {"in_proj_weight": in_proj_weight}
-    for name, weight in own.items():
-        if weight is None:
-            raise ValueError(f"{name} is None, but use_separate_proj_weight={separate} needs it")
-    others = {"in_proj_bias": in_proj_bias, "bias_k": bias_k, "bias_v": bias_v, "static_k": static_k}
-    others |= {"static_v": static_v, "out_proj_weight": out_proj_weight, "out_proj_bias": out_proj_bias}
-    arrays, half = _of_one_dtype({"query": query, "key": key, "value": value, **own, **others})
-    embed_dim, heads = _check_sizes(embed_dim_to_check, num_heads)
-    _check_shapes(arrays, embed_dim)
-    inputs, parameters = _project(arrays, embed_dim, heads)
+    given = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "in_proj_weight": in_proj_weight,
+        "q_proj_weight": q_proj_weight,
+        "k_proj_weight": k_proj_weight,
+        "v_proj_weight": v_proj_weight,
+        "in_proj_bias": in_proj_bias,
+        "bias_k": bias_k,
+        "bias_v": bias_v,
+        "static_k": static_k,
+        "static_v": static_v,
+        "out_proj_weight": out_proj_weight,
+        "out_proj_bias": out_proj_bias,
+    }
+    inputs, parameters, heads, half = read_arrays(given, embed_dim_to_check, num_heads, use_separate_proj_weight)
     output, attended = compute(
         *inputs,
         parameters,
@@ -279,6 +284,25 @@ def multi_head_attention_forward(
 
 
 # Arrays of the function
+
+
+def read_arrays(
+    given: Mapping[str, npt.ArrayLike | None],
+    embed_dim_to_check: SupportsIndex,
+    num_heads: SupportsIndex,
+    use_separate_proj_weight: bool,
+) -> tuple[tuple[Array, Array, Array], Parameters, int, np.dtype[Any] | None]:
+    """Check all arrays but the masks; return the inputs, batch first, the parameters, heads, and a half to round to."""
+    separate = as_flag(use_separate_proj_weight, "use_separate_proj_weight")
+    joint, own = ("in_proj_weight",), ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    used, unused = (own, joint) if separate else (joint, own)
+    for name in used:
+        if given[name] is None:
+            raise ValueError(f"{name} is None, but use_separate_proj_weight={separate} needs it")
+    arrays, half = _of_one_dtype({name: x for name, x in given.items() if name not in unused})
+    embed_dim, heads = _check_sizes(embed_dim_to_check, num_heads)
+    _check_shapes(arrays, embed_dim)
+    return *_project(arrays, embed_dim, heads), heads, half
 
 
 def _of_one_dtype(given: Mapping[str, npt.ArrayLike | None]) -> tuple[dict[str, Array], np.dtype[Any] | None]:

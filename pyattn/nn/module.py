@@ -447,8 +447,10 @@ class Module:
         """Gradients of the parameters that have one, by the names of `state_dict`.
 
         Each backward adds to them, until `zero_grad`. An array has its parameter's shape and memory order, and is the
-        gradient itself, not a copy. A parameter with several names has one gradient, under the first. Assigning a
-        parameter, `to` and `to_order` drop the gradients of the arrays that they replace.
+        gradient itself, not a copy; the dict is a new one each time. A parameter with several names has one gradient,
+        under the first. Its parts are joined when `grads` of a module with all of these names is read, so call
+        `zero_grad` of that module, too. Assigning a parameter, `to` and `to_order` drop the gradients of the arrays
+        that they replace.
         """
         found: dict[str, FloatArray] = {}
         first: dict[int, tuple[Module, str, str]] = {}  # the place and the name of each array

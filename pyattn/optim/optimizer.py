@@ -281,7 +281,9 @@ class Optimizer:
         for group, given in zip(self.param_groups, loaded, strict=True):
             self._check_kind(given)
             options = {name: given.get(name, group[name]) for name in self._defaults}
-            groups.append({"params": group["params"], **self._checked(options)})
+            groups.append({**group, **self._checked(options)})
+            if "initial_lr" in given:  # of a schedule
+                groups[-1]["initial_lr"] = as_finite(given["initial_lr"], "initial_lr", least=0)
         order = [key for given in loaded for key in given["params"]]  # torch's are 0, 1, 2 ... too
         unknown = [key for key in state_dict["state"] if key not in order]
         if unknown:

@@ -27,7 +27,7 @@ class LRScheduler:
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups when the schedule was made.
+        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
     last_epoch : int
         How many times `step` was called.
 
@@ -53,7 +53,9 @@ class LRScheduler:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer is of type {type(optimizer).__name__}, expected one of pyattn.optim")
         self.optimizer = optimizer
-        self.base_lrs: list[float] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:  # as torch does: a later schedule begins there, too
+            group.setdefault("initial_lr", group["lr"])
+        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
         self.last_epoch = 0
         self._set_lr()
 
@@ -149,7 +151,7 @@ class LambdaLR(LRScheduler):
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups when the schedule was made.
+        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
     last_epoch : int
         How many times `step` was called.
 
@@ -222,7 +224,7 @@ class TransformerLR(LRScheduler):
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups when the schedule was made.
+        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
     last_epoch : int
         How many times `step` was called.
 
@@ -281,14 +283,14 @@ class CosineWarmupLR(LRScheduler):
     warmup_steps : int
         0 or more.
     total_steps : int
-        All steps, warm-up included. Later ones continue the cosine only up to 0.
+        All steps, warm-up included. After them the cosine goes on, so the learning rate rises again: stop there.
     num_cycles : float
         How many waves of the cosine. Default: 0.5, down to 0.
 
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups when the schedule was made.
+        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
     last_epoch : int
         How many times `step` was called.
 
@@ -338,5 +340,5 @@ class CosineWarmupLR(LRScheduler):
             factor = n / warmup
         else:
             progress = (n - warmup) / max(1, self.total_steps - warmup)
-            factor = max(0.0, 0.5 * (1.0 + math.cos(math.pi * self.num_cycles * 2.0 * progress)))
+            factor = 0.5 * (1.0 + math.cos(math.pi * self.num_cycles * 2.0 * progress))
         return [lr * factor for lr in self.base_lrs]

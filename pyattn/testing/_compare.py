@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyattn._util.arguments import as_flag
 from pyattn.testing.bounds import PRECISIONS, Precision, error_ratios, stage_bounds
 from pyattn.testing.causes import Evidence, Explanation, explain, random_results
 from pyattn.testing.formula import STAGES, Affine, Array, Formula, compute
@@ -109,6 +110,7 @@ def compare(
     >>> report.cause.fix.partition(";")[0]
     'multiply them by 1 / sqrt(head_dim) = 0.5774, once'
     """
+    gradients = as_flag(gradients, "gradients")
     if grad_output is not None and not gradients:
         raise ValueError("grad_output is given, but gradients are not asked for; pass gradients=True")
     if not inputs and not callable(theirs):

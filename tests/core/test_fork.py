@@ -36,6 +36,11 @@ def compute(threads=2):
     norms = functional.layer_norm(arrays[1], 32), functional.rms_norm(arrays[1], 32)
     gradients = functional.layer_norm_backward(arrays[1], arrays[2], 32)
     gradients += functional.embedding_backward(arrays[1][0, 0], np.arange(600) % 9, 9),
+    gradients += functional.attention_backward(
+        arrays[0], *arrays, result.output, result.lse, num_threads=threads, need=("query", "key", "value")
+    )
+    layer = pyattn.nn.TransformerEncoderLayer(32, 2, 64, 0.0, rng=0)
+    gradients += layer.vjp(arrays[0][0])[1](arrays[0][0])
     cache = held.fork()  # its last page is copied
     cache.append(0, arrays[1][:, :, :1], arrays[2][:, :, :1])
     read = cache.attend(0, arrays[0], is_causal=True, num_threads=threads)

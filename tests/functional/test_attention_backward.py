@@ -431,3 +431,27 @@ def test_mistakes(change, error, message):
     arguments = {"grad_output": up, "query": q, "key": k, "value": v, "output": output, "lse": lse, **change}
     with pytest.raises(error, match=message):
         attention_backward(**arguments)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (4, 8, 8), (8, 7)])
+def test_a_wrong_weight_of_a_bilinear_score_is_named_as_in_attention(shape):
+    x, weight, lse = np.ones((5, 8)), np.ones(shape), np.ones(5)
+    messages = []
+    for call in (
+        lambda: pyattn.attention(x, x, x, score="bilinear", score_weight=weight),
+        lambda: attention_backward(x, x, x, x, x, lse, score="bilinear", score_weight=weight),
+    ):
+        with pytest.raises(ValueError, match="score_weight has shape") as raised:
+            call()
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_bilinear_score_without_features():
+    x, value = np.ones((5, 0)), np.ones((5, 3))
+    options = {"score": "bilinear", "score_weight": np.ones((0, 0))}
+    output, lse = pyattn.attention(x, x, value, need_lse=True, **options)
+    need = ("query", "value", "score_weight")
+    found = attention_backward(value, x, x, value, output, lse, need=need, **options)
+    assert (found.query.shape, found.score_weight.shape) == ((5, 0), (0, 0))
+    np.testing.assert_allclose(found.value, np.ones((5, 3)), rtol=1e-15)

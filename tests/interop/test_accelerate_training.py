@@ -612,6 +612,19 @@ def test_bad_input_of_the_function(torch):
         multi_head_attention_forward(**arguments_of(torch, query=[1.0]))
     with pytest.raises(ValueError, match="dropout_p is 2, expected a probability"):
         multi_head_attention_forward(**arguments_of(torch, dropout_p=2))
+    for shapes, message in (
+        ({"num_heads": 3}, "num_heads is 3, expected a multiple"),
+        ({"embed_dim_to_check": 99}, "embed_dim_to_check is 99"),
+        ({"key": (5, 1, DIM), "value": (5, 1, DIM)}, "key has shape"),
+        ({"query": (2, 4, 2, DIM)}, "query has shape"),
+        ({"attn_mask": (1, 5)}, "attn_mask has shape"),
+        ({"key_padding_mask": (1, 5)}, "key_padding_mask has shape"),
+        ({"static_k": (5, 5, 4)}, "static_k has shape"),
+    ):
+        wrong = {name: torch.ones(x).double() if isinstance(x, tuple) else x for name, x in shapes.items()}
+        for grad in (torch.no_grad(), torch.enable_grad()):
+            with grad, pytest.raises(ValueError, match=message):
+                multi_head_attention_forward(**arguments_of(torch, **wrong, need_weights=False))
     with torch.no_grad(), pytest.raises(ValueError, match=r"out_proj_weight has shape \(8, 3\), expected"):
         multi_head_attention_forward(**arguments_of(torch, out_proj_weight=torch.ones(8, 3).double()))
 

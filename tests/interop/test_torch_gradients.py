@@ -206,6 +206,16 @@ def test_zero_sizes(torch, ours, leaf):
         assert not any(x.count_nonzero() for x in found)
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3, 4), (2, 3, 4, 0), (2, 3, 0, 4)], ids=["heads", "head_dim", "length"])
+def test_gradients_of_gradients_of_zero_sizes(shape, torch, ours):
+    x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    value = torch.ones(*shape[:-1], 4, dtype=torch.float64, requires_grad=True)
+    output = ours(x, x, value, enable_gqa=True)
+    (grad,) = torch.autograd.grad(output.square().sum(), value, create_graph=True)
+    (again,) = torch.autograd.grad(grad.sum(), value)
+    assert (again.shape, output.shape) == (value.shape, value.shape)
+
+
 def test_bad_input(torch, ours, leaf):
     x = leaf(2, 3)
     with pytest.raises(TypeError, match="key has dtype float32, expected float64"):

@@ -79,6 +79,23 @@ def test_a_state_continues_also_that_of_torch(torch):
         np.testing.assert_array_equal(rates(second, 5), rates(first, 5))
 
 
+@pytest.mark.peers
+def test_a_second_schedule_begins_where_the_first_did(torch):
+    """As in torch; optimisers' states carry that learning rate in both directions."""
+    theirs = torch.optim.SGD([{"params": [torch.ones(1)], "lr": 2.0}, {"params": [torch.ones(1)]}], lr=1.0)
+    torch.optim.lr_scheduler.LambdaLR(theirs, lambda n: 0.0)
+    ours = optimizer(1.0)
+    optim.CosineWarmupLR(ours, 10, 100)
+    loaded = optimizer(3.0)
+    loaded.load_state_dict(theirs.state_dict())
+    for one in (ours, loaded):
+        assert [group["lr"] for group in one.param_groups] == [0, 0]
+        np.testing.assert_array_equal(rates(optim.LambdaLR(one, lambda n: 0.5), 1), [[1.0, 0.5]])
+    theirs.load_state_dict(ours.state_dict())
+    again = torch.optim.lr_scheduler.LambdaLR(theirs, lambda n: 0.25, last_epoch=3)
+    assert again.get_last_lr() == [0.5, 0.25]
+
+
 def test_each_group_may_have_its_own_function():
     found = rates(optim.LambdaLR(optimizer(1.0), [lambda n: n, lambda n: 0.5**n]), 3)
     np.testing.assert_allclose(found, [[0, 1], [2, 0.5], [4, 0.25]])

@@ -528,6 +528,8 @@ def test_grad_output_is_checked():
             gradients.compare(gradients.right, grad_output=given)
     with pytest.raises(ValueError, match=r"^grad_output is given, but gradients are not asked for; pass gradients"):
         pyattn.compare(pyattn.attention, planted.right, QUERY, KEY, VALUE, grad_output=QUERY)
+    with pytest.raises(TypeError, match=r"^gradients is of type str, expected True or False$"):
+        pyattn.compare(pyattn.attention, planted.right, QUERY, KEY, VALUE, gradients="no")
 
 
 def test_a_given_grad_output_is_used():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 import pyattn.functional as functional
 import pyattn.interop.torch.differentiable as differentiable
 from pyattn._util.arguments import as_flag, as_probability
+from pyattn.functional._multihead import read_arrays
+from pyattn.functional._multihead_masks import Masking, ScoreSizes, to_core
 from pyattn.interop.torch.attention import attend, draw_seed, is_operation
 from pyattn.interop.torch.reading import check_tensor, is_transformed, read_tensor
 from pyattn.interop.torch.snapshot import UnfitError
@@ -49,9 +52,9 @@ def multi_head_attention_forward(
 
     With the arguments of `torch.nn.functional.multi_head_attention_forward`, as
     `pyattn.functional.multi_head_attention_forward` describes them. Autograd differentiates it with respect to every
-    tensor of floats. PyTorch itself computes calls that require gradients of the weights, too: pass
-    ``need_weights=False`` to have them computed in pyattn. Gradients of gradients, transforms of `torch.func`, batches
-    of gradients and forward mode are right but slower, as torch's own operations compute them.
+    tensor of floats. With gradients and ``need_weights=True``, PyTorch computes the call; with ``need_weights=False``,
+    pyattn does. Gradients of gradients, transforms of `torch.func`, batches of gradients and forward mode are right but
+    slower, as torch's own operations compute them.
 
     Parameters
     ----------
@@ -170,10 +173,13 @@ def multi_head_attention_forward(
                 if x.dtype != query.dtype and not name.endswith("mask"):
                     wanted = query.dtype
                     raise TypeError(f"{name} has dtype {x.dtype}, expected {wanted}; pass {name}.to({wanted})")
+        _check_shapes(tensors, embed_dim_to_check, num_heads, use_separate_proj_weight)
         dropout_p = as_probability(dropout_p, "dropout_p") if as_flag(training, "training") else 0.0
     if need_weights:
         result: tuple[Any, Any] = torch.nn.functional.multi_head_attention_forward(**tensors, **options)
         return result
+    if not use_separate_proj_weight:
+        tensors |= dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight"))
     if query.ndim == 2:
         unbatched = ("query", "key", "value")
         tensors |= {name: tensors[name].unsqueeze(1) for name in unbatched}
@@ -181,6 +187,17 @@ def multi_head_attention_forward(
             tensors["key_padding_mask"] = key_padding_mask.unsqueeze(0)
     output = _compute(num_heads, add_zero_attn, dropout_p if training else 0.0, is_causal, tensors)
     return output.squeeze(1) if query.ndim == 2 else output, None
+
+
+def _check_shapes(tensors: dict[str, Any], embed_dim: int, num_heads: int, separate: bool) -> None:
+    """Check shapes as a call without gradients does, by arrays that take no memory."""
+    like: dict[str, Any] = {}
+    for name, x in tensors.items():
+        dtype = np.float32 if x is None or x.is_floating_point() else np.bool_ if x.dtype == torch.bool else np.int64
+        like[name] = None if x is None else np.broadcast_to(np.zeros((), dtype), tuple(x.shape))
+    masking = Masking(like.pop("attn_mask"), like.pop("key_padding_mask"))
+    (query, key, _), _, heads, _ = read_arrays(like, embed_dim, num_heads, separate)
+    to_core(masking, ScoreSizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
 
 
 def _compute(heads: int, add_zero: bool, dropout_p: float, is_causal: bool, tensors: dict[str, Any]) -> torch.Tensor:
@@ -250,7 +267,7 @@ def _mask(
     if is_causal and extra and attn_mask is None:  # the extra keys come last, and are seen
         attn_mask = torch.ones(length, keys, dtype=torch.bool).triu(1)
     causal = is_causal and attn_mask is None
-    joined = None if attn_mask is None else attn_mask
+    joined = attn_mask
     if joined is not None and joined.ndim == 3:
         joined = joined.unflatten(0, (-1, heads))
     if padding is not None:

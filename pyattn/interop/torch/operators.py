@@ -167,8 +167,8 @@ def attend_in_torch(
     if layout == "bshd":
         query, key, value = (x.transpose(-3, -2) for x in (query, key, value))
     if enable_gqa and min(query.ndim, key.ndim, value.ndim) > 2:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        key, value = (x.repeat_interleave(query.shape[-3] // max(1, x.shape[-3]), -3) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (max(1, query.shape[-1]) ** -0.5 if scale is None else scale)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores = scores + attn_mask
     elif attn_mask is not None:
