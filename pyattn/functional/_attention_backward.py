@@ -119,13 +119,13 @@ def attention_backward(
     grad_output : array_like, (..., heads, L, v_dim)
         Gradient of the loss with respect to `output`, and in its layout.
     query : array_like, (..., heads, L, head_dim)
-        As in the forward call, like all arguments up to `num_threads`, which `pyattn.attention` describes.
+        Queries. `pyattn.attention` describes all arguments up to `num_threads`; pass those of the forward call.
     key : array_like, (..., heads, S, head_dim)
         Keys.
     value : array_like, (..., heads, S, v_dim)
         Values.
     output : array_like, (..., heads, L, v_dim)
-        What ``attention(..., need_lse=True)`` returned.
+        The output of ``attention(..., need_lse=True)``.
     lse : array_like, (..., heads, L)
         The logsumexp that it returned: float64 for float64, else float32.
     attn_mask : array_like or pyattn.masks.Mask, optional
@@ -178,9 +178,9 @@ def attention_backward(
 
     Notes
     -----
-    With the weights P = softmax(scale Q K.T + mask) and the gradient dO of the output O::
+    With the weights P = softmax(scale Q K.T + mask) and the gradient dO of the output O, without dropout::
 
-        dV = P.T dO     dP = dO V.T     dS = P * (dP - delta)     delta = (dO * O).sum(-1)
+        dV = P.T dO     dP = dO V.T     dS = P * (dP - delta)     delta = (dO * O).sum(-1) - grad_lse
         dQ = scale dS K     dK = scale dS.T Q     dmask = dS
 
     The formulas are those of Dao et al., "FlashAttention" (2022), appendix B.4. The other scores differ in the last

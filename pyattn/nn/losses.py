@@ -153,9 +153,9 @@ def mse_loss(
     Parameters
     ----------
     input : array_like
-        Of any shape. float16 and bfloat16 are computed in float32.
+        Any shape. float16 and bfloat16 are computed in float32.
     target : array_like
-        Of input's shape; it is not broadcast. Converted to input's dtype.
+        An array of input's shape; it is not broadcast. Converted to input's dtype.
     reduction : {'mean', 'sum', 'none'}
         'none' returns the square of each element. Default: 'mean'.
 
@@ -164,7 +164,7 @@ def mse_loss(
     loss : float or ndarray
         With reduction='none', an array of input's shape and the gradient's dtype. The mean of nothing is NaN.
     grad : ndarray
-        Of input's shape: the gradient of the mean or the sum, of the sum with reduction='none'. float64 for float64,
+        The gradient of the mean or the sum, of the sum with reduction='none', in input's shape. float64 for float64,
         else float32.
 
     Raises

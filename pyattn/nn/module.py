@@ -407,7 +407,7 @@ class Module:
         Returns
         -------
         output
-            As of `forward`.
+            The result of `forward`.
         backward : callable
             ``backward(grad_output)`` returns a tuple: for each argument that was passed, in forward's order, the
             gradient of the loss, or None if the argument is not an array of floats. It runs once, and raises
@@ -474,9 +474,9 @@ class Module:
         Parameters
         ----------
         name : str
-            Of a parameter of the module itself, not of a part.
+            Name of a parameter of the module itself, not of a part.
         grad : array_like
-            Of the parameter's shape; copied.
+            Gradient of the parameter's shape; copied.
 
         Raises
         ------

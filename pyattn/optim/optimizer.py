@@ -79,7 +79,7 @@ class Optimizer:
     param_groups : list of dict
         ``"params"``, a list of names, and the options of each group, which may be changed between steps.
     state : dict of str to dict
-        What the optimiser remembers of each parameter, by name. Empty before the first step.
+        State of each parameter, by name. Empty before the first step.
 
     Raises
     ------

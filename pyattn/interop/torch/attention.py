@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
     Returns
     -------
     Tensor, (..., L, v_dim)
-        Of query's dtype. A query with nothing to attend to gives 0.
+        Output in query's dtype. A query with nothing to attend to gives 0.
 
     Raises
     ------
