@@ -1,6 +1,6 @@
 """Convert to and from other libraries.
 
-A library is imported only when a function needs it; dask, when its module is imported.
+Each library is imported when a function first needs it, dask when `pyattn.interop.dask` is imported.
 """
 
 import importlib

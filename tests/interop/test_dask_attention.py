@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import dask
 import dask.array as da
 import ml_dtypes
@@ -110,6 +108,9 @@ def links(result):
         masks.document(np.repeat([5, 1, 5, 2], 1024)),
         masks.prefix(600, 4096),
         masks.causal(4096) & masks.document(np.repeat([0, 1], 2048)),
+        masks.causal(4096).complement(),
+        masks.document(np.repeat(np.arange(4), 1024)).complement(),
+        masks.causal(4096) & masks.document(np.repeat([0, 1], 2048)).complement(),
     ],
     ids=str,
 )
@@ -117,6 +118,47 @@ def test_pairs_of_chunks_that_a_mask_hides_get_no_task(mask):
     x = da.zeros((4096, 8), chunks=(512, 8), dtype="f4")
     seen = np.asarray(mask).reshape(8, 512, 8, 512).any(axis=(1, 3))
     assert links(attention(x, x, x, attn_mask=mask)) == seen.sum()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True, "align": "upper_left"},
+        {"is_causal": True, "align": "lower_right"},
+        {"window": (256, 0), "align": "lower_right"},
+        {"window": 600, "align": "upper_left"},
+        {"key_lengths": [1000, 3072]},
+        {"key_lengths": [1000, 3072], "query_lengths": [600, 2000], "window": (None, 0), "align": "lower_right"},
+    ],
+    ids=str,
+)
+def test_pairs_of_chunks_that_arguments_hide_get_no_task(options):
+    query, key = (da.zeros((2, 1, n, 8), chunks=(1, 1, 512, 8), dtype="f4") for n in (2048, 3072))
+    arrays = [np.zeros(x.shape, x.dtype) for x in (query, key, key)]
+    _, weights = pyattn.attention(*arrays, need_weights=True, **options)
+    seen = (weights > 0).reshape(2, 4, 512, 6, 512).any(axis=(2, 4))
+    assert links(attention(query, key, key, **options)) == seen.sum()
+
+
+def test_an_empty_chunk_beside_a_single_entry():
+    query, key = normal(2, 4, 10, 8), normal(1, 4, 1024, 8)
+    expected = pyattn.attention(query, key, key)
+    for chunks in ((0, 1), (1, 0)):
+        for batch in (1, 2):
+            lazy = da.from_array(query, chunks=(batch, 4, 10, 8)), da.from_array(key, chunks=(chunks, 4, 512, 8))
+            found = attention(lazy[0], lazy[1], lazy[1])
+            assert found.shape == expected.shape
+            assert_same_bits(found.compute(**ALONE), expected)
+
+
+def test_a_lazy_weight_of_the_score_is_computed_once():
+    calls, x = [], normal(1024, 8)
+    weight = da.from_delayed(dask.delayed(lambda: calls.append(1) or normal(8, 8, seed=1))(), (8, 8), "f4")
+    lazy = da.from_array(x, chunks=(512, 8))
+    found = attention(lazy, lazy, lazy, score="bilinear", score_weight=weight).compute(**ALONE)
+    assert len(calls) == 1
+    expected = pyattn.attention(x, x, x, score="bilinear", score_weight=normal(8, 8, seed=1))
+    assert_same_bits(found, expected)
 
 
 def test_chains_keep_in_step():
@@ -257,7 +299,7 @@ def test_without_dask_the_message_says_what_to_install():
         "try:\n    import pyattn.interop.dask\nexcept ImportError as error: print(error)\n"
         "inspect.getmembers(pyattn.interop)"
     )
-    assert done.stdout == "pyattn.interop.dask needs dask: pip install 'dask[array]' distributed\n", sys.version
+    assert done.stdout == "pyattn.interop.dask needs dask: pip install 'dask[array]' distributed\n"
 
 
 @pytest.mark.parametrize("given", [masks.causal(600, 1100, align=500), np.tri(600, 1100, 500, dtype=bool)], ids=str)

@@ -58,6 +58,41 @@ def test_token_lists_go_through_bert(tmp_path):
         assert_same_bits(result, model([one]).last_hidden_state[0])
 
 
+def test_bert_takes_documents_without_tokens(tmp_path):
+    model = models.load(write_model(tmp_path / "model"))
+    for size in (1, 2):
+        results = map_documents(model, [[], [1, 2], []], tmp_path / f"results-{size}", batch_size=size)
+        assert [len(one) for one in results] == [0, 2, 0]
+    with pytest.raises(ValueError, match=r"documents\[1\]: input_ids holds 9999"):
+        map_documents(model, [[1], [2, 9999], [3]], tmp_path / "bad")
+
+
+def test_bfloat16_results_stay_what_they_are(tmp_path):
+    from pyattn._util.halves import as_dtype
+
+    encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, rng=0).eval().to("bfloat16")
+    arrays = [normal(3, 8, seed=n).astype(as_dtype("bfloat16")) for n in range(3)]
+    results = map_documents(encoder, arrays, tmp_path)
+    assert results[0].dtype == results.to_dask().dtype == as_dtype("bfloat16")
+    for result, whole, x in zip(results, results.to_dask().compute(), arrays, strict=True):
+        assert_same_bits(result, encoder(x))
+        assert_same_bits(whole, encoder(x))
+
+
+def test_a_slice_reads_each_part_once(tmp_path, monkeypatch):
+    results, read, load = map_documents(lengths_of, texts(30), tmp_path, part_size=10), [], np.load
+    monkeypatch.setattr(np, "load", lambda file, **options: read.append(file.name) or load(file, **options))
+    assert [one[0] for one in results[5:25]] == [len(text) for text in texts(30)[5:25]]
+    assert read == [f"part-{n:06d}.npy" for n in range(3)]
+
+
+def test_a_model_with_a_function_resumes(tmp_path):
+    x = [np.ones((3, 8), "f4")]
+    for _ in range(2):  # of which each has another address
+        layer = nn.TransformerEncoderLayer(8, 2, 8, activation=lambda y: np.maximum(y, 0), batch_first=True, rng=0)
+        map_documents(layer.eval(), x, tmp_path)
+
+
 def test_texts_go_through_a_sentence_encoder(tmp_path, minilm):
     encoder = models.SentenceEncoder.load(minilm)
     sentences = ["A cat sits on a mat.", "Why?", "The stock market fell again today, for the third time."] * 3
@@ -135,15 +170,28 @@ def test_damage_is_named(tmp_path):
     content = bytearray(part.read_bytes())
     content[-3] ^= 1
     part.write_bytes(content)
+    results = Documents(tmp_path)
+    for read in (
+        lambda: map_documents(lengths_of, texts(30), tmp_path, part_size=10),
+        lambda: results[5:15],
+        lambda: results[17],
+        lambda: list(results),
+        lambda: results.to_dask().compute(),
+    ):
+        with pytest.raises(ValueError, match=r"part-000001\.npy is damaged; delete .*part-000001\.json"):
+            read()
+    part.write_bytes(content[:90])
     with pytest.raises(ValueError, match=r"part-000001\.npy is damaged; delete .*part-000001\.json"):
-        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+        results.to_dask()
     part.unlink()
     with pytest.raises(ValueError, match=r"part-000001\.npy is missing; delete"):
         map_documents(lengths_of, texts(30), tmp_path, part_size=10)
     record = tmp_path / "part-000001.json"
-    record.write_text(record.read_text()[:20])
-    with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it, and call"):
-        map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    whole = record.read_text()
+    for damaged in (whole[:20], "[]", whole.replace('"lengths": null', '"lengths": [3, 7]')):
+        record.write_text(damaged)
+        with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it, and call"):
+            map_documents(lengths_of, texts(30), tmp_path, part_size=10)
     record.unlink()
     with pytest.raises(FileNotFoundError, match=r"part-000001\.json is missing; call map_documents again"):
         Documents(tmp_path)
@@ -165,9 +213,9 @@ def test_another_run_is_not_mixed_in(tmp_path):
         ((models_[0], arrays[::-1]), "documents"),
         ((models_[0], arrays[:3]), "count"),
     ):
-        with pytest.raises(ValueError, match=f"holds a run with another {word}"):
+        with pytest.raises(ValueError, match=f"holds a run whose {word} differs"):
             map_documents(*arguments, tmp_path)
-    with pytest.raises(ValueError, match="another part_size"):
+    with pytest.raises(ValueError, match="whose part_size differs"):
         map_documents(models_[0], arrays, tmp_path, part_size=3)
     assert json.loads((tmp_path / "documents.json").read_text())["count"] == 4
 
@@ -191,8 +239,13 @@ def test_another_run_is_not_mixed_in(tmp_path):
             ValueError,
             "only the first axis may differ",
         ),
-        ((ENCODER, [np.ones((3, 8)), np.ones((3, 4))]), ValueError, r"a document has shape \(3, 8\), another"),
-        ((ENCODER, [np.ones(8)]), ValueError, r"expected \(L, d_model\)"),
+        ((ENCODER, [np.ones((3, 8), "f4"), np.ones((3, 4), "f4")]), ValueError, r"documents\[1\]: .*\(1, 3, 4\)"),
+        ((ENCODER, [np.ones(8, "f4")]), ValueError, r"expected \(L, d_model\)"),
+        (
+            (nn.TransformerEncoderLayer(8, 2, 8), [np.ones((3, 8))]),
+            ValueError,
+            r"training mode.*; call model\.eval\(\)",
+        ),
         ((lambda batch: [1], ["a", "b"]), ValueError, "model returned 1 results for 2 documents"),
     ],
 )
@@ -231,5 +284,5 @@ def test_files_of_others_stay_and_parts_of_another_run_are_refused(tmp_path):
 def test_another_number_of_heads_is_another_model(tmp_path):
     other = nn.TransformerEncoderLayer(8, 4, 8, batch_first=True, rng=0).eval()
     map_documents(ENCODER, [np.ones((3, 8), "f4")], tmp_path)
-    with pytest.raises(ValueError, match="another model"):
+    with pytest.raises(ValueError, match="whose model differs"):
         map_documents(other, [np.ones((3, 8), "f4")], tmp_path)

@@ -54,11 +54,11 @@ def attention(
     Parameters
     ----------
     query : dask.array.Array, (..., heads, L, head_dim)
-        In chunks along any axis but the last. NumPy arrays are taken, too, and cut into 4,096 tokens.
+        In chunks along any axis but the last. NumPy arrays are accepted too, and cut into chunks of 4,096 tokens.
     key : dask.array.Array, (..., heads, S, head_dim)
         Its chunks along S start at multiples of 512.
     value : dask.array.Array, (..., heads, S, v_dim)
-        It gets key's chunks along S.
+        Rechunked to key's chunks along S.
     attn_mask : array_like, dask.array.Array or pyattn.masks.Mask, optional
         As in `pyattn.attention`. Mask objects are cut, never computed as a whole. Default: None.
     is_causal : bool
@@ -76,7 +76,7 @@ def attention(
     keep_mask : array_like of bool or dask.array.Array, optional
         As in `pyattn.attention`. Default: None.
     enable_gqa : bool
-        In arrays with three axes too, axis -3 holds heads. Default: False.
+        Axis -3 of arrays with three axes holds heads, too. Default: False.
     need_lse : bool
         Also return the logsumexp. Default: False.
     empty_rows : {'zero', 'nan'}
@@ -96,15 +96,15 @@ def attention(
     Raises
     ------
     ValueError
-        A chunk of keys starts elsewhere, a chunk of query heads cuts a group that shares key heads, a size is unknown,
-        or what `pyattn.attention` raises.
+        A chunk of keys does not start at a multiple of 512, a chunk of query heads cuts a group that shares key heads,
+        a size is unknown, or what `pyattn.attention` raises.
     TypeError
         What `pyattn.attention` raises.
 
     See Also
     --------
     pyattn.attention : The same in one process.
-    pyattn.merge_states : What joins the ranges of `splits`.
+    pyattn.merge_states : Merges the ranges of `splits`.
 
     Notes
     -----
@@ -118,6 +118,14 @@ def attention(
     >>> y.sum().compute()  # doctest: +SKIP
     """
     gqa = as_flag(enable_gqa, "enable_gqa")
+    score_weight, key_lengths, query_lengths = (
+        None if x is None else _core.as_array(x, name)  # read once, even if it is lazy
+        for x, name in (
+            (score_weight, "score_weight"),
+            (key_lengths, "key_lengths"),
+            (query_lengths, "query_lengths"),
+        )
+    )
     arrays = arranged(query, key, value, gqa)
     masks: dict[str, Any] = {"attn_mask": attn_mask, "keep_mask": keep_mask}
     for name, mask in masks.items():
@@ -145,12 +153,12 @@ def attention(
     return Graph(grid, arrays, visible, options, ranges, dtype, token).results()
 
 
-def _dtype_of(query: da.Array, key: da.Array, value: da.Array, score_weight: npt.ArrayLike | None) -> np.dtype[Any]:
+def _dtype_of(query: da.Array, key: da.Array, value: da.Array, score_weight: Array | None) -> np.dtype[Any]:
     """Find the dtype of the output, by a call without queries."""
     arrays = [np.zeros((0, 1), x.dtype) for x in (query, key, value)]
     if score_weight is None:
         return _core.attention(*arrays).dtype
-    weight = np.zeros(1, _core.as_array(score_weight, "score_weight").dtype)
+    weight = np.zeros(1, score_weight.dtype)
     return _core.attention(*arrays, score="additive", score_weight=weight).dtype
 
 

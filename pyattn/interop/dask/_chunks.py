@@ -41,7 +41,7 @@ def check_sizes(x: Any, name: str) -> None:
     """Raise if dask does not know the sizes of an array's chunks."""
     if is_lazy(x) and any(np.isnan(size) for size in x.shape):
         raise ValueError(
-            f"{name} has chunks of unknown sizes, shape {x.shape}; call {name}.compute_chunk_sizes() before"
+            f"{name} has chunks of unknown sizes, shape {x.shape}; call {name}.compute_chunk_sizes() first"
         )
 
 
@@ -63,7 +63,9 @@ def arranged(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[da.Arr
         check_sizes(x, name)
         if not 2 <= x.ndim <= 8:
             raise ValueError(f"{name} has shape {x.shape}, expected 2 to 8 axes: (..., length, dim)")
-    arrays = {name: x.rechunk({-1: -1}) for name, x in arrays.items()}
+    for name, x in arrays.items():
+        single = [axis for axis in range(x.ndim - 2) if x.shape[axis] == 1]  # without empty chunks beside the entry
+        arrays[name] = x.rechunk({-1: -1, **dict.fromkeys(single, (1,))})
     starts = np.cumsum((0, *arrays["key"].chunks[-2][:-1]))
     if (starts % CHUNK).any():
         sizes = arrays["key"].chunks[-2]

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import dask
 import dask.array as da
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.arguments import as_count
+from pyattn._util.halves import as_dtype
 from pyattn._util.messages import short_repr
 from pyattn.generation import pad_sequences
 from pyattn.models import Bert, SentenceEncoder
@@ -48,6 +50,8 @@ class Documents:
         The folder is not that of a run, or a part is missing: the run was not finished.
     IndexError
         The index is out of range.
+    ValueError
+        A file is damaged, as its checksum tells whenever it is read.
 
     Examples
     --------
@@ -74,14 +78,17 @@ class Documents:
 
     def __getitem__(self, index: Any) -> Any:
         """Return the result of a document; of a slice, a list."""
-        if isinstance(index, slice):
-            return [self[n] for n in range(*index.indices(len(self)))]
         try:
-            n = range(len(self))[index]
+            chosen = range(len(self))[index]
         except IndexError:
             raise IndexError(f"document {index} is out of range: {self.folder} has {len(self)} documents") from None
-        part = self._parts[n // self._part_size]
-        return part.results()[n - part.start]
+        found, read, held = [], None, []
+        for n in chosen if isinstance(index, slice) else [chosen]:
+            part = self._parts[n // self._part_size]
+            if part is not read:
+                read, held = part, part.results()
+            found.append(held[n - part.start])
+        return found if isinstance(index, slice) else found[0]
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the results, a part at a time."""
@@ -100,17 +107,14 @@ class Documents:
         ValueError
             Results differ in shape.
         """
-        heads = [np.load(part.file, mmap_mode="r") for part in self._parts]
-        if any(part.lengths() is not None for part in self._parts) or len({head.shape[1:] for head in heads}) > 1:
+        heads = [part.head() for part in self._parts]
+        if any(part.lengths() is not None for part in self._parts) or len({shape[1:] for shape, _ in heads}) > 1:
             raise ValueError("results differ in shape, and make no array; iterate over them, or index them")
         if not self._parts:
             return da.zeros((0,))
-        load = dask.delayed(np.load)
+        load = dask.delayed(_Part.array)
         return da.concatenate(
-            [
-                da.from_delayed(load(os.fspath(part.file)), head.shape, head.dtype)
-                for part, head in zip(self._parts, heads, strict=True)
-            ]
+            [da.from_delayed(load(part), shape, dtype) for part, (shape, dtype) in zip(self._parts, heads, strict=True)]
         )
 
 
@@ -127,19 +131,42 @@ class _Part:
         return lengths
 
     def results(self) -> list[Array]:
-        array, lengths = np.load(self.file), self.lengths()
+        array, lengths = self.array(), self.lengths()
         return list(array) if lengths is None else np.split(array, np.cumsum(lengths)[:-1])
+
+    def array(self) -> Array:
+        """Read the results of all documents; raise if a file of them is damaged."""
+        self._check()
+        return self._read_array(None)
+
+    def head(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Read the shape and dtype of the array."""
+        array = self._read_array("r")
+        return array.shape, array.dtype
+
+    def _read_array(self, mode: Literal["r"] | None) -> Array:
+        try:
+            array: Array = np.load(self.file, mmap_mode=mode)
+        except (EOFError, OSError, ValueError) as error:
+            raise self._damaged() from error
+        is_bfloat16 = _read(self.record, "dtype")["dtype"] == "bfloat16"  # which .npy files do not know
+        return array.view(as_dtype("bfloat16")) if is_bfloat16 else array
+
+    def _check(self) -> None:
+        if not self.file.exists() or _digest_of_file(self.file) != _read(self.record, "sha256")["sha256"]:
+            raise self._damaged()
+
+    def _damaged(self) -> ValueError:
+        what = "is damaged" if self.file.exists() else "is missing"
+        return ValueError(f"{self.file} {what}; delete {self.record}, and call map_documents again")
 
     def is_done(self, run: str) -> bool:
         """Tell whether the part of this run is there; raise if a file of it is damaged."""
         if not self.record.exists():
             return False
-        record = _read(self.record, "sha256", "run")
-        if record["run"] != run:
+        if _read(self.record, "run")["run"] != run:
             raise ValueError(f"{self.record} belongs to another run; pass another folder, or delete this one")
-        if not self.file.exists() or _digest_of_file(self.file) != record["sha256"]:
-            what = "is damaged" if self.file.exists() else "is missing"
-            raise ValueError(f"{self.file} {what}; delete {self.record}, and call map_documents again")
+        self._check()
         return True
 
     def write(self, results: list[Array], run: str) -> None:
@@ -151,17 +178,29 @@ class _Part:
         array = np.stack(results) if lengths is None else np.concatenate(results)
         with _replacing(self.file) as to:
             np.save(to, array, allow_pickle=False)
-        with _replacing(self.record) as to:
-            to.write(json.dumps({"run": run, "sha256": _digest_of_file(self.file), "lengths": lengths}).encode())
+        sha256 = _digest_of_file(self.file)
+        _write(self.record, {"run": run, "sha256": sha256, "lengths": lengths, "dtype": array.dtype.name})
+
+
+def _write(file: Path, entries: dict[str, Any]) -> None:
+    """Write a JSON file of these entries and their checksum."""
+    with _replacing(file) as to:
+        to.write(json.dumps({"check": _digest_of_entries(entries), **entries}).encode())
 
 
 def _read(file: Path, *names: str) -> dict[str, Any]:
-    """Read a JSON file that has these entries."""
+    """Read entries of a JSON file that `_write` has written."""
     try:
         entries: dict[str, Any] = json.loads(file.read_text())
-        return {name: entries[name] for name in names}
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{file} is damaged; delete it, and call map_documents again") from None
+        if entries.pop("check") == _digest_of_entries(entries):
+            return {name: entries[name] for name in names}
+    except (AttributeError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{file} is damaged; delete it, and call map_documents again")
+
+
+def _digest_of_entries(entries: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -209,8 +248,8 @@ def map_documents(
     Parameters
     ----------
     model : SentenceEncoder, Bert, TransformerEncoder, TransformerEncoderLayer or callable
-        What a document is depends on it: text, a list of token ids, or an array (L, d_model). A callable takes a list
-        of documents and returns a result for each. Each worker gets the model once.
+        Documents are texts for a SentenceEncoder, lists of token ids for Bert, arrays (L, d_model) for the other two. A
+        callable takes a list of documents and returns a result for each. Each worker gets the model once.
     documents : iterable
         The collection, which is read once.
     folder : str or path
@@ -232,10 +271,10 @@ def map_documents(
     Raises
     ------
     ValueError
-        The folder holds the results of other documents, or of another model or part_size; a file of it is damaged; or
-        the callable returns another number of results.
+        The folder holds the results of other documents, or of another model or part_size; a file of it is damaged; the
+        callable returns another number of results; or the model is in training mode.
     TypeError
-        documents has no order, a document is of another type, or model is neither an encoder nor a callable.
+        documents is not ordered, a document is of another type, or model is neither an encoder nor a callable.
 
     See Also
     --------
@@ -258,6 +297,8 @@ def map_documents(
         raise TypeError(f"documents is of type {type(documents).__name__}, expected a sequence of documents")
     if not callable(model) and not isinstance(model, SentenceEncoder):
         raise TypeError(f"model is of type {type(model).__name__}, expected an encoder or a callable")
+    if isinstance(model, Module) and any(part.training for part in model.modules()):
+        raise ValueError("model is in training mode, in which dropout is random; call model.eval()")
     size, threads = as_count(batch_size, "batch_size", least=1), as_count(num_threads, "num_threads", least=1)
     items = list(documents)
     run: dict[str, Any] = {
@@ -269,8 +310,8 @@ def map_documents(
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
     _begin(path, run)
-    name = hashlib.sha256(json.dumps(run).encode()).hexdigest()
-    shared = dask.delayed(model, pure=False, traverse=False)  # a task, which is done again if its worker is lost
+    name = _digest_of_entries(run)
+    shared = dask.delayed(model, pure=False, traverse=False)  # as a task, it is computed again if its worker is lost
     tasks = [
         dask.delayed(partial(_compute_part, items[part.start : part.stop], part, name, size, threads), pure=False)(
             shared
@@ -278,7 +319,7 @@ def map_documents(
         for part in parts_of(path, run["count"], run["part_size"])
     ]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sending large graph")  # of the model, which must be sent once
+        warnings.filterwarnings("ignore", "Sending large graph")  # it holds the model, which must be sent once
         dask.compute(*tasks)
     for pattern in DRAFTS:  # of runs that were killed
         for draft in path.glob(pattern):
@@ -289,13 +330,12 @@ def map_documents(
 def _begin(folder: Path, run: dict[str, Any]) -> None:
     """Write down what a run computes, or compare it with the run that began in this folder."""
     if not (folder / RUN).exists():
-        with _replacing(folder / RUN) as to:
-            to.write(json.dumps(run).encode())
+        _write(folder / RUN, run)
     begun = _read(folder / RUN, *run)
     differs = [name for name, value in run.items() if begun[name] != value]
     if differs:
         raise ValueError(
-            f"{folder} holds a run with another {differs[0]}; pass the same arguments to resume it, or another folder"
+            f"{folder} holds a run whose {differs[0]} differs; pass the same arguments to resume it, or another folder"
         )
 
 
@@ -308,9 +348,30 @@ def _compute_part(documents: list[Any], part: _Part, run: str, batch_size: int, 
     with _THREADS.limited(num_threads):
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            for n, result in zip(batch, _results_of(model, [documents[n] for n in batch]), strict=True):
+            try:
+                found = _results_of(model, [documents[n] for n in batch])
+            except (TypeError, ValueError) as error:
+                raise _naming_document(error, model, {part.start + n: documents[n] for n in sorted(batch)}) from error
+            for n, result in zip(batch, found, strict=True):
                 results[n] = result
     part.write(results, run)
+
+
+def _naming_document(error: Exception, model: Any, documents: dict[int, Any]) -> Exception:
+    """Find the document of a batch that pyattn's model refuses; the error of a callable stays as it is."""
+    if not isinstance(model, Module | SentenceEncoder):
+        return error
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    refusals = ((n, _refusal_of(model, document)) for n, document in documents.items())
+    return next((kind(f"documents[{n}]: {refusal}") for n, refusal in refusals if refusal), error)
+
+
+def _refusal_of(model: Any, document: Any) -> str | None:
+    try:
+        _results_of(model, [document])
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 def _results_of(model: Any, batch: list[Any]) -> list[Array]:
@@ -319,6 +380,7 @@ def _results_of(model: Any, batch: list[Any]) -> list[Array]:
         return list(model.encode(batch, batch_size=len(batch)))
     if isinstance(model, Bert):
         ids, lengths = pad_sequences(batch, padding_value=model.padding_idx or 0)
+        ids = ids if ids.shape[1] else np.zeros((len(batch), 1), ids.dtype)  # Bert takes one token or more
         attended = np.arange(ids.shape[1]) < lengths[:, np.newaxis]
         return [rows[:n] for rows, n in zip(model(ids, attended).last_hidden_state, lengths, strict=True)]
     if isinstance(model, TransformerEncoder | TransformerEncoderLayer):
@@ -376,7 +438,7 @@ def _digest_of_model(model: Any) -> str | None:
         return hashlib.sha256(f"{own} {_digest_of_model(model.model)}".encode()).hexdigest()
     if not isinstance(model, Module):
         return None
-    digest = hashlib.sha256(repr(model).encode())
+    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(model)).encode())  # of functions in this process
     for name, array in model.state_dict().items():
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from functools import partial
@@ -137,9 +138,12 @@ class Graph:
         """Return the numbers of a chunk's batch entries and heads among all, as dropout counts them."""
         if self.options.seed is None:
             return None
+        return self._numbers[cut[:-2]]
+
+    @functools.cached_property
+    def _numbers(self) -> npt.NDArray[np.int64]:
         outer = self.grid.scores[:-2]
-        numbers: npt.NDArray[np.int64] = np.arange(int(np.prod(outer))).reshape(outer)[cut[:-2]]
-        return numbers
+        return np.arange(int(np.prod(outer))).reshape(outer)
 
     def _nothing(self, outer: Index, row: int) -> tuple[Any, ...]:
         """Make the task of queries that see no key."""

@@ -45,7 +45,7 @@ class Place(NamedTuple):
     units: npt.NDArray[np.int64] | None
     """Number of each batch entry and head, for dropout."""
     pairs: Mask | None
-    """Masks without limits."""
+    """Parts of an attn_mask that have no limits; attn_mask is then no array."""
     keeps: Mask | None
     """A keep_mask."""
 
@@ -73,7 +73,7 @@ def attend(
         key,
         value,
         **options.score,
-        attn_mask=attn_mask if place.pairs is None else _both(attn_mask, np.asarray(place.pairs)),
+        attn_mask=attn_mask if place.pairs is None else np.asarray(place.pairs),
         **options.rest,
         keep_mask=keep_mask if place.keeps is None else place.keeps,
         need_lse=is_last and (is_merged or options.need_lse),
@@ -86,13 +86,6 @@ def attend(
         unfinished=not is_last,
     )
     return result if is_last else carry._replace(state=result)
-
-
-def _both(mask: Array | None, attend: Array) -> Array:
-    """Combine a bool or float mask with pairs that attend."""
-    if mask is None:
-        return attend
-    return mask & attend if mask.dtype == np.bool_ else np.where(attend, mask, mask.dtype.type(-np.inf))
 
 
 def tick(done: object) -> None:

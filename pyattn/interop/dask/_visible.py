@@ -15,7 +15,7 @@ from pyattn._util.typing import Align
 from pyattn.interop.dask._chunks import Grid, Index, is_lazy, key_of
 from pyattn.masks import Mask, from_array
 from pyattn.masks._lowering import check_shape, take_limits
-from pyattn.masks._mask import Both, Document, Either, Given, Limits, intersect, sliced
+from pyattn.masks._mask import Both, Complement, Document, Either, Given, Limits, intersect, sliced
 
 Array = npt.NDArray[Any]
 
@@ -43,11 +43,11 @@ class Visible:
         self.arrays: dict[str, Any] = {}
         for name, given in masks.items():
             mask = _as_mask(given, name)
-            if isinstance(mask, Mask):
-                check_shape(mask, grid.scores, grid.heads, name)
             if not isinstance(mask, Mask):
                 self.arrays[name] = _rechunked(mask, grid) if is_lazy(mask) else mask
-            elif name == "keep_mask":
+                continue
+            check_shape(mask, grid.scores, grid.heads, name)
+            if name == "keep_mask":
                 self.keeps = mask
             else:
                 limits, pairs = take_limits(mask)
@@ -71,7 +71,7 @@ class Visible:
             (int(n), None if self.pairs is None else self.pairs._part(self.grid.cut((*outer, queries, int(n)))))
             for n in np.flatnonzero(live)
         ]
-        return [(n, part) for n, part in parts if part is None or not _is_empty(part)]
+        return [(n, part) for n, part in parts if part is None or _constant(part) is not False]
 
     def block(self, name: str, index: Index) -> Any:
         """Return the chunk of an array, or its key in the graph; None without that array."""
@@ -116,6 +116,9 @@ def _own_limits(
         np.asarray(whole if given is None else given, np.int64)[..., np.newaxis]
         for whole, given in ((q_len, query_lengths), (kv_len, key_lengths))
     )
+    if left is None and right is None and query_lengths is None:  # the same for all queries
+        limits = np.stack([np.zeros_like(keys), keys], axis=-1)
+        return limits[..., np.newaxis, :, :] if grid.heads and limits.ndim > 2 else limits
     offset = keys - queries if align == "lower_right" else np.asarray(0 if align in (None, "upper_left") else align)
     rows, far = np.arange(q_len), q_len + kv_len + int(np.abs(offset).max(initial=0))  # far: effectively unbounded
     limits = np.empty((*np.broadcast_shapes(queries.shape, keys.shape)[:-1], q_len, 2), np.int64)
@@ -135,14 +138,24 @@ def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[n
     return np.cumsum(counts)[:chunks] > 0
 
 
-def _is_empty(mask: Mask) -> bool:
-    """Tell whether a mask surely hides every pair."""
+def _constant(mask: Mask) -> bool | None:
+    """Tell whether a mask surely hides every pair (False) or shows every pair (True); None if it may do neither."""
     if isinstance(mask, Given):
-        return not mask.array.any()
+        return False if not mask.array.any() else True if mask.array.all() else None
     if isinstance(mask, Document):
-        return not np.isin(mask.q_ids, mask.kv_ids).any()
+        ids = np.union1d(mask.q_ids, mask.kv_ids)
+        return False if not np.isin(mask.q_ids, mask.kv_ids).any() else True if ids.size == 1 else None
+    if isinstance(mask, Complement):
+        inner = _constant(mask.mask)
+        return None if inner is None else not inner
     if isinstance(mask, Both | Either):
-        parts = [_is_empty(one) for one in mask.operands]
-        return any(parts) if isinstance(mask, Both) else all(parts)
+        decisive = isinstance(mask, Either)
+        parts = [_constant(one) for one in mask.operands]
+        return decisive if decisive in parts else None if None in parts else not decisive
     limits = mask._limits()
-    return limits is not None and not _live_chunks(limits, np.array([0, mask.shape[-1]])).any()
+    if limits is None:
+        return None
+    keys = mask.shape[-1]
+    if not _live_chunks(limits, np.array([0, keys])).any():
+        return False
+    return True if (limits[..., 0] <= 0).all() and (limits[..., 1] >= keys).all() else None
