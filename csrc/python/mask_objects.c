@@ -34,5 +34,10 @@ int pyattn_lower_mask(PyObject **values, PyArrayObject *const *inputs, PyObject 
     PyObject *limits = PyTuple_GetItem(*lowered, 1);
     if (limits == NULL) return -1;
     values[PYATTN_ATTN_MASK] = PyTuple_GetItem(*lowered, 0);
-    return pyattn_given(limits) ? pyattn_as_integers(limits, "key_limits", &arrays->key_limits) : 0;
+    if (!pyattn_given(limits)) return 0;
+    if (arrays->key_limits != NULL) {
+        PyErr_SetString(PyExc_TypeError, "attn_mask is an object that has key limits; pass it without key_limits");
+        return -1;
+    }
+    return pyattn_as_integers(limits, "key_limits", &arrays->key_limits);
 }

@@ -10,7 +10,7 @@ import pytest
 from support.helpers import assert_same_bits, for_each, normal
 
 import pyattn
-from pyattn import functional, masks, nn
+from pyattn import _core, functional, masks, nn
 from pyattn.masks._lowering import lower
 
 N, H, L, S, E = 2, 2, 6, 9, 8
@@ -652,3 +652,9 @@ def test_a_mask_is_drawn():
 def test_a_mask_is_never_cropped(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+def test_a_chunk_takes_limits_from_one_place():
+    mask, limits = masks.causal(L, S, align="upper_left"), np.array([[0, S]] * L)
+    with pytest.raises(TypeError, match="pass it without key_limits"):
+        _core.attention_part(Q, K, K, attn_mask=mask, key_limits=limits)

@@ -127,34 +127,41 @@ class _Part:
 
     def lengths(self) -> list[int] | None:
         """Return the rows of each document; None where each is an entry of the array."""
-        lengths: list[int] | None = _read(self.record, "lengths")["lengths"]
+        lengths: list[int] | None = self._entries()["lengths"]
         return lengths
 
     def results(self) -> list[Array]:
-        array, lengths = self.array(), self.lengths()
+        entries = self._entries()
+        array, lengths = self._checked_array(entries), entries["lengths"]
         return list(array) if lengths is None else np.split(array, np.cumsum(lengths)[:-1])
 
     def array(self) -> Array:
         """Read the results of all documents; raise if a file of them is damaged."""
-        self._check()
-        return self._read_array(None)
+        return self._checked_array(self._entries())
 
     def head(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Read the shape and dtype of the array."""
-        array = self._read_array("r")
+        array = self._read_array(self._entries(), "r")
         return array.shape, array.dtype
 
-    def _read_array(self, mode: Literal["r"] | None) -> Array:
+    def _entries(self) -> dict[str, Any]:
+        return _read(self.record, "run", "sha256", "lengths", "dtype")
+
+    def _checked_array(self, entries: dict[str, Any]) -> Array:
+        self._check(entries)
+        return self._read_array(entries, None)
+
+    def _check(self, entries: dict[str, Any]) -> None:
+        if not self.file.exists() or _digest_of_file(self.file) != entries["sha256"]:
+            raise self._damaged()
+
+    def _read_array(self, entries: dict[str, Any], mode: Literal["r"] | None) -> Array:
         try:
             array: Array = np.load(self.file, mmap_mode=mode)
         except (EOFError, OSError, ValueError) as error:
             raise self._damaged() from error
-        is_bfloat16 = _read(self.record, "dtype")["dtype"] == "bfloat16"  # which .npy files do not know
-        return array.view(as_dtype("bfloat16")) if is_bfloat16 else array
-
-    def _check(self) -> None:
-        if not self.file.exists() or _digest_of_file(self.file) != _read(self.record, "sha256")["sha256"]:
-            raise self._damaged()
+        # .npy files do not know bfloat16
+        return array.view(as_dtype("bfloat16")) if entries["dtype"] == "bfloat16" else array
 
     def _damaged(self) -> ValueError:
         what = "is damaged" if self.file.exists() else "is missing"
@@ -164,9 +171,10 @@ class _Part:
         """Tell whether the part of this run is there; raise if a file of it is damaged."""
         if not self.record.exists():
             return False
-        if _read(self.record, "run")["run"] != run:
+        entries = self._entries()
+        if entries["run"] != run:
             raise ValueError(f"{self.record} belongs to another run; pass another folder, or delete this one")
-        self._check()
+        self._check(entries)
         return True
 
     def write(self, results: list[Array], run: str) -> None:

@@ -141,17 +141,23 @@ def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[n
 def _constant(mask: Mask) -> bool | None:
     """Tell whether a mask surely hides every pair (False) or shows every pair (True); None if it may do neither."""
     if isinstance(mask, Given):
-        return False if not mask.array.any() else True if mask.array.all() else None
+        if not mask.array.any():
+            return False
+        return True if mask.array.all() else None
     if isinstance(mask, Document):
         ids = np.union1d(mask.q_ids, mask.kv_ids)
-        return False if not np.isin(mask.q_ids, mask.kv_ids).any() else True if ids.size == 1 else None
+        if not np.isin(mask.q_ids, mask.kv_ids).any():
+            return False
+        return True if ids.size == 1 else None
     if isinstance(mask, Complement):
         inner = _constant(mask.mask)
         return None if inner is None else not inner
     if isinstance(mask, Both | Either):
         decisive = isinstance(mask, Either)
         parts = [_constant(one) for one in mask.operands]
-        return decisive if decisive in parts else None if None in parts else not decisive
+        if decisive in parts:
+            return decisive
+        return None if None in parts else not decisive
     limits = mask._limits()
     if limits is None:
         return None

@@ -191,13 +191,17 @@ def multi_head_attention_forward(
 
 def _check_shapes(tensors: dict[str, Any], embed_dim: int, num_heads: int, separate: bool) -> None:
     """Check shapes as a call without gradients does, by arrays that take no memory."""
-    like: dict[str, Any] = {}
-    for name, x in tensors.items():
-        dtype = np.float32 if x is None or x.is_floating_point() else np.bool_ if x.dtype == torch.bool else np.int64
-        like[name] = None if x is None else np.broadcast_to(np.zeros((), dtype), tuple(x.shape))
+    like: dict[str, Any] = {name: None if x is None else _stand_in(x) for name, x in tensors.items()}
     masking = Masking(like.pop("attn_mask"), like.pop("key_padding_mask"))
     (query, key, _), _, heads, _ = read_arrays(like, embed_dim, num_heads, separate)
     to_core(masking, ScoreSizes(query.shape[:-2], heads, query.shape[-2], key.shape[-2]))
+
+
+def _stand_in(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Make an array of a tensor's shape and kind that takes no memory."""
+    if x.is_floating_point():
+        return np.broadcast_to(np.float32(0), tuple(x.shape))
+    return np.broadcast_to(np.bool_() if x.dtype == torch.bool else np.int64(0), tuple(x.shape))
 
 
 def _compute(heads: int, add_zero: bool, dropout_p: float, is_causal: bool, tensors: dict[str, Any]) -> torch.Tensor:
