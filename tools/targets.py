@@ -73,10 +73,10 @@ TARGETS = (
 RUN_QUICKLY = ("x86_64-windows-gnu", "wasm32-wasi")  # what nothing else runs
 
 
-def make(build: str, compiler: str, *goals: str, flags: str = "-O2") -> subprocess.CompletedProcess[str]:
+def make(build: str, compiler: str, *goals: str, flags: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run tests/c/Makefile with a compiler."""
     words = [f"BUILD={build}", f"CC={compiler}", "PYATTN_WERROR=1", "-s", f"-j{os.cpu_count()}"]
-    words += [f"AR={ZIG} ar", f"CFLAGS={flags}"] if "ziglang" in compiler else []
+    words += [f"AR={ZIG} ar", f"CFLAGS={flags}"] if flags else []
     return subprocess.run(["make", "-C", str(TESTS), *words, *goals], capture_output=True, text=True)
 
 
@@ -105,7 +105,7 @@ def try_target(target: Target, bits: Path, quick: bool) -> tuple[dict[str, str],
     problems = []
     if target.name in extensions.WHEELS:
         try:
-            row["extension"] = extensions.build(target.name, ZIG.split(), TESTS / build)
+            row["extension"] = extensions.build(target.name, ZIG.split(), TESTS / build, "-O0" if quick else "-O2")
         except CommandError as error:
             row["extension"] = "no"
             problems.append(str(error))
@@ -128,23 +128,24 @@ def try_target(target: Target, bits: Path, quick: bool) -> tuple[dict[str, str],
 def main() -> int:
     """Print the table; 1 if something went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(target.name for target in TARGETS)}")
+    help_names = f"parts of names, as macos; default: all of {', '.join(target.name for target in TARGETS)}"
+    parser.add_argument("names", nargs="*", help=help_names)
     help_quick = "compile the core; compile and run tests where nothing else does, the quick ones: for CI"
     parser.add_argument("--quick", action="store_true", help=help_quick)
     options = parser.parse_args()
-    names = options.names
+    for name in options.names:
+        if not any(name in target.name for target in TARGETS):
+            parser.error(f"no target is called {name}")
+    chosen = [t for t in TARGETS if not options.names or any(name in t.name for name in options.names)]
     failed = False
     columns = ("built", "C tests run", "same bits", "extension")
     print(f"| target | {' | '.join(columns)} | seconds |\n|{'---|' * (len(columns) + 2)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bits = Path(folder, "bits")
-        # In a folder of its own, because CI compiles build/check at the same time; bits are the same at -O0.
-        made = make("build/here", os.environ.get("CC", "cc"), "build/here/test_bits", flags="-O0")
-        if made.returncode or run([str(TESTS / "build/here/test_bits"), "--write", str(bits)]):
+        made = make("build/check", os.environ.get("CC", "cc"), "build/check/test_bits")
+        if made.returncode or run([str(TESTS / "build/check/test_bits"), "--write", str(bits)]):
             sys.exit(f"this machine's own bits are missing:\n{made.stderr}")
-        for target in TARGETS:
-            if names and target.name not in names:
-                continue
+        for target in chosen:
             began = time.monotonic()
             row, problems = try_target(target, bits, options.quick)
             cells = [row.get(column, "") for column in columns]
