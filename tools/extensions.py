@@ -57,7 +57,7 @@ def names_of_python(headers: Path) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def build(target: str, zig: list[str], core: Path, level: str) -> str:
+def build(target: str, zig: list[str], core: Path, optimisation: str) -> str:
     """Compile csrc/python for a target, and link it with the core's objects below a folder; say how far that went."""
     compiler = [*zig, "cc", "-target", target]
     with tempfile.TemporaryDirectory() as name:
@@ -66,7 +66,8 @@ def build(target: str, zig: list[str], core: Path, level: str) -> str:
             gather_headers(target, folder)
         except (debian.CommandError, OSError) as error:
             return f"SKIPPED: no headers ({str(error).splitlines()[-1]})"
-        options = ["-std=gnu11", level, "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", '-DPYATTN_VERSION="0"']
+        options = ["-std=gnu11", optimisation, "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+        options.append('-DPYATTN_VERSION="0"')
         options += [f"-I{ROOT}/csrc/{room}" for room in ("include", "core", "kernels", "system")]
         options += [f"-I{folder}/python", f"-I{folder}/numpy/_core/include"]
         objects = [path for room in ("core", "kernels", "system") for path in sorted((core / room).glob("*.o"))]

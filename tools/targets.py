@@ -74,7 +74,7 @@ RUN_QUICKLY = ("x86_64-windows-gnu", "wasm32-wasi")  # what nothing else runs
 
 
 def make(build: str, compiler: str, *goals: str, flags: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run tests/c/Makefile with a compiler."""
+    """Run tests/c/Makefile with a compiler; flags are for zig's, and Makefile has its own for others."""
     words = [f"BUILD={build}", f"CC={compiler}", "PYATTN_WERROR=1", "-s", f"-j{os.cpu_count()}"]
     words += [f"AR={ZIG} ar", f"CFLAGS={flags}"] if flags else []
     return subprocess.run(["make", "-C", str(TESTS), *words, *goals], capture_output=True, text=True)

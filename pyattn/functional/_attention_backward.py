@@ -189,6 +189,7 @@ def attention_backward(
         cosine      (g - (g . u) u) / abs(q), where g = scale dS (unit vectors of the keys)
         distance    -2 scale sum over keys of dS (q - k)
         additive    scale score_weight * (sum over keys of dS (1 - tanh(q + k)**2))
+        bilinear    scale score_weight (sum over keys of dS k); of the weight, scale (sum over pairs of dS q k.T)
 
     and those of a key likewise. The cosine score of a zero vector is constant, so its gradient is 0. A row that sees no
     key has gradients of 0. Where ``abs(lse)`` is above 64, it has too few digits, and the row's sum is computed again.
@@ -232,7 +233,8 @@ def attention_backward(
     }
     dots, weight = query, score_weight  # of a bilinear score: the keys are multiplied with `dots`
     if score == "bilinear":
-        _core.attention_shape(query, key, value, score=score, score_weight=score_weight, layout=layout)
+        shaping = {"score": score, "score_weight": score_weight, "enable_gqa": enable_gqa, "layout": layout}
+        _core.attention_shape(query, key, value, **shaping)
         matrix, queries = _reals(arrays["score_weight"], arrays["query"], arrays["key"], arrays["value"])[:2]
         dots, weight = _core.linear(queries, matrix.T, num_threads=num_threads), None
     need_in_core = {"query" if name == "score_weight" and score == "bilinear" else name for name in names}

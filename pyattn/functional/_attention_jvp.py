@@ -116,8 +116,8 @@ def attention_jvp(
         dS = scale (dQ K.T + Q dK.T) + dmask     c = (P * dS).sum(-1)
         dO = (P * dS) V + P dV - c O
 
-    The derivative of a softmax, diag(P) - P.T P of a row P, is symmetric: `attention_backward` has the same, after Dao
-    et al., "FlashAttention" (2022), appendix B.4. The tangents of the other scores of a query q and a key k are::
+    The derivative of a softmax, diag(P) - P.T P of a row P, is symmetric, so `attention_backward` has the same, after
+    Dao et al., "FlashAttention" (2022), appendix B.4. The tangents of the other scores of a query q and a key k are::
 
         cosine      scale (du . v + u . dv), of the unit vectors u of q and v of k: du = (dq - (dq . u) u) / abs(q)
         distance    -2 scale (q - k) . (dq - dk)

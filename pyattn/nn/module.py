@@ -417,7 +417,7 @@ class Module:
         Raises
         ------
         NotImplementedError
-            A class defines forward, but neither it nor a class derived from it defines vjp; or an array of floats, or
+            A class defines a forward of its own and no vjp to go with it; or an array of floats, or
             an activation that is a function of the caller's, has no gradient.
 
         Notes

@@ -63,7 +63,7 @@ class Update(NamedTuple):
 class Optimizer:
     """Base of all optimisers: parameter groups, state_dict, and steps.
 
-    `SGD`, `Adam` and `AdamW` are made directly.
+    Use `SGD`, `Adam` or `AdamW`.
 
     Parameters
     ----------
@@ -282,7 +282,8 @@ class Optimizer:
             self._check_kind(given)
             options = {name: given.get(name, group[name]) for name in self._defaults}
             groups.append({**group, **self._checked(options)})
-            if "initial_lr" in given:  # of a schedule
+            groups[-1].pop("initial_lr", None)  # of a schedule
+            if "initial_lr" in given:
                 groups[-1]["initial_lr"] = as_finite(given["initial_lr"], "initial_lr", least=0)
         order = [key for given in loaded for key in given["params"]]  # torch's are 0, 1, 2 ... too
         unknown = [key for key in state_dict["state"] if key not in order]

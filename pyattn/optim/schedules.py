@@ -27,7 +27,7 @@ class LRScheduler:
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
+        The learning rates of the groups before their first schedule; each group holds its own as ``"initial_lr"``.
     last_epoch : int
         How many times `step` was called.
 
@@ -151,7 +151,7 @@ class LambdaLR(LRScheduler):
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
+        The learning rates of the groups before their first schedule; each group holds its own as ``"initial_lr"``.
     last_epoch : int
         How many times `step` was called.
 
@@ -224,7 +224,7 @@ class TransformerLR(LRScheduler):
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
+        The learning rates of the groups before their first schedule; each group holds its own as ``"initial_lr"``.
     last_epoch : int
         How many times `step` was called.
 
@@ -290,7 +290,7 @@ class CosineWarmupLR(LRScheduler):
     Attributes
     ----------
     base_lrs : list of float
-        The learning rates of the groups before their first schedule, which ``"initial_lr"`` in each group remembers.
+        The learning rates of the groups before their first schedule; each group holds its own as ``"initial_lr"``.
     last_epoch : int
         How many times `step` was called.
 

@@ -447,6 +447,19 @@ def test_a_wrong_weight_of_a_bilinear_score_is_named_as_in_attention(shape):
     assert messages[0] == messages[1]
 
 
+def test_a_bilinear_score_of_grouped_heads():
+    query, key, weight, up = numbers(4, 5, 8), numbers(2, 6, 8), numbers(8, 8), numbers(4, 5, 8)
+    options = {"score": "bilinear", "score_weight": weight, "enable_gqa": True}
+    need = ("query", "key", "value")
+    output, lse = pyattn.attention(query, key, key, need_lse=True, **options)
+    grouped = attention_backward(up, query, key, key, output, lse, need=need, **options)
+    repeated = np.repeat(key, 2, axis=0)
+    each = attention_backward(up, query, repeated, repeated, output, lse, need=need, **options)
+    np.testing.assert_allclose(grouped.query, each.query, rtol=1e-12)
+    for ours, theirs in ((grouped.key, each.key), (grouped.value, each.value)):
+        np.testing.assert_allclose(ours, theirs.reshape(2, 2, 6, 8).sum(axis=1), rtol=1e-12, atol=1e-14)
+
+
 def test_a_bilinear_score_without_features():
     x, value = np.ones((5, 0)), np.ones((5, 3))
     options = {"score": "bilinear", "score_weight": np.ones((0, 0))}

@@ -800,10 +800,10 @@ def test_report_of_what_is_not_known(torch):
             self.inner = make(torch, "Linear", DIM, DIM)
 
     report = accelerate(torch.nn.ModuleList([Block(), Block(), torch.nn.Tanh()]))
-    assert report.kept == dict.fromkeys("01", "pyattn does not know it, but at most its parts")
+    assert report.kept == dict.fromkeys("01", "pyattn does not know this class, at most its parts")
     assert str(report).splitlines() == [
         "replaced: 2 Linear",
-        "kept: 2 Block, as pyattn does not know it, but at most its parts",
+        "kept: 2 Block, as pyattn does not know this class, at most its parts",
     ]
     assert str(accelerate(torch.nn.Tanh())) == "replaced: nothing, as pyattn knows none of its modules"
 

@@ -138,6 +138,23 @@ with tempfile.TemporaryDirectory() as folder, cluster(n_workers=2) as some, Clie
     )
 
 
+def test_an_error_of_a_callable_arrives():
+    run(
+        """
+def refuse(batch):
+    raise ValueError(f"{len(batch)} texts are too many")
+
+with tempfile.TemporaryDirectory() as folder, cluster(n_workers=1) as one, Client(one):
+    try:
+        map_documents(refuse, ["a", "b"], folder)
+    except ValueError as error:
+        assert str(error) == "2 texts are too many" and error.__cause__ is None
+    else:
+        raise AssertionError("no error")
+"""
+    )
+
+
 def test_documents_survive_a_killed_worker():
     run(
         """

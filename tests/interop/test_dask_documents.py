@@ -86,11 +86,15 @@ def test_a_slice_reads_each_part_once(tmp_path, monkeypatch):
     assert read == [f"part-{n:06d}.npy" for n in range(3)]
 
 
-def test_a_model_with_a_function_resumes(tmp_path):
-    x = [np.ones((3, 8), "f4")]
-    for _ in range(2):  # of which each has another address
-        layer = nn.TransformerEncoderLayer(8, 2, 8, activation=lambda y: np.maximum(y, 0), batch_first=True, rng=0)
-        map_documents(layer.eval(), x, tmp_path)
+def test_a_model_with_a_function_resumes_with_the_same_code(tmp_path):
+    def encode(activation):
+        layer = nn.TransformerEncoderLayer(8, 2, 8, activation=activation, batch_first=True, rng=0)
+        map_documents(layer.eval(), [np.ones((3, 8), "f4")], tmp_path)
+
+    for _ in range(2):
+        encode(lambda y: np.maximum(y, 0))  # which has another address each time
+    with pytest.raises(ValueError, match="holds a run whose model differs"):
+        encode(lambda y: np.maximum(y, 1))
 
 
 def test_texts_go_through_a_sentence_encoder(tmp_path, minilm):

@@ -94,6 +94,8 @@ def test_a_second_schedule_begins_where_the_first_did(torch):
     theirs.load_state_dict(ours.state_dict())
     again = torch.optim.lr_scheduler.LambdaLR(theirs, lambda n: 0.25, last_epoch=3)
     assert again.get_last_lr() == [0.5, 0.25]
+    ours.load_state_dict(optimizer(0.125).state_dict())  # of no schedule
+    np.testing.assert_array_equal(rates(optim.LambdaLR(ours, lambda n: 1.0), 1), [[0.25, 0.125]])
 
 
 def test_each_group_may_have_its_own_function():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, SupportsIndex
 
 import dask
@@ -291,13 +293,16 @@ def map_documents(
     Notes
     -----
     Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run resumes. A
-    callable is not compared with that of the run before. ``dask.diagnostics.ProgressBar`` and the dashboard of
-    ``dask.distributed`` show how far a run is. ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
+    callable is not compared with that of the run before; of a model's own activation function only the code is.
+    ``dask.diagnostics.ProgressBar`` and the dashboard of ``dask.distributed`` show how far a run is.
+    ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
 
     Examples
     --------
+    >>> import pyattn  # doctest: +SKIP
     >>> from pyattn.interop.dask import map_documents  # doctest: +SKIP
     >>> encoder = pyattn.models.SentenceEncoder.load()  # doctest: +SKIP
+    >>> texts = ["A cat sits on a mat.", "Why?"]  # doctest: +SKIP
     >>> vectors = map_documents(encoder, texts, "vectors")  # doctest: +SKIP
     >>> vectors.to_dask()  # doctest: +SKIP
     """
@@ -359,19 +364,21 @@ def _compute_part(documents: list[Any], part: _Part, run: str, batch_size: int, 
             try:
                 found = _results_of(model, [documents[n] for n in batch])
             except (TypeError, ValueError) as error:
-                raise _naming_document(error, model, {part.start + n: documents[n] for n in sorted(batch)}) from error
+                _name_document(error, model, {part.start + n: documents[n] for n in sorted(batch)})
+                raise
             for n, result in zip(batch, found, strict=True):
                 results[n] = result
     part.write(results, run)
 
 
-def _naming_document(error: Exception, model: Any, documents: dict[int, Any]) -> Exception:
-    """Find the document of a batch that pyattn's model refuses; the error of a callable stays as it is."""
+def _name_document(error: Exception, model: Any, documents: dict[int, Any]) -> None:
+    """Raise an error that names the document that pyattn's model refuses; none of a callable's is known."""
     if not isinstance(model, Module | SentenceEncoder):
-        return error
+        return
     kind = TypeError if isinstance(error, TypeError) else ValueError
-    refusals = ((n, _refusal_of(model, document)) for n, document in documents.items())
-    return next((kind(f"documents[{n}]: {refusal}") for n, refusal in refusals if refusal), error)
+    for n, document in documents.items():
+        if refusal := _refusal_of(model, document):
+            raise kind(f"documents[{n}]: {refusal}") from error
 
 
 def _refusal_of(model: Any, document: Any) -> str | None:
@@ -446,10 +453,19 @@ def _digest_of_model(model: Any) -> str | None:
         return hashlib.sha256(f"{own} {_digest_of_model(model.model)}".encode()).hexdigest()
     if not isinstance(model, Module):
         return None
-    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(model)).encode())  # of functions in this process
+    digest = hashlib.sha256(re.sub(" at 0x[0-9a-fA-F]+", "", repr(model)).encode())  # of functions in this process
+    for part in model.modules():
+        for function in filter(inspect.isfunction, vars(part).values()):  # an activation
+            digest.update(_written(function.__code__).encode())
     for name, array in model.state_dict().items():
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _written(code: CodeType) -> str:
+    """Write down what a Python function computes, but for the values that it takes from elsewhere."""
+    constants = [_written(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 class _Threads:

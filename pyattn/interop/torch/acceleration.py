@@ -167,9 +167,9 @@ def accelerate(
 
     torch computes the calls that pyattn cannot, with one warning for each reason: without ``training=True``, gradients
     are enabled and a tensor requires one, or the model is in training mode; autocast is on, a layer's part has a hook,
-    attention weights are returned, or tensors are on another device. `torch.compile`, `torch.export` and
-    `torch.jit.trace` see torch's own code, and so do `torch.func` and forward mode. torch computes gradients of
-    gradients and batches of gradients. Restore the model before `torch.jit.script`.
+    a layer of transformers returns attention weights, or tensors are on another device. `torch.compile`,
+    `torch.export` and `torch.jit.trace` see torch's own code, and so do `torch.func` and forward mode. torch computes
+    gradients of gradients and batches of gradients. Restore the model before `torch.jit.script`.
 
     A query with nothing to attend to gives 0 where torch's attention gives NaN. With ``is_causal=True``,
     ``need_weights=False`` and ``add_bias_kv`` or ``add_zero_attn``, torch's `MultiheadAttention` applies the causal
@@ -229,7 +229,7 @@ def accelerate(
         makes = find_kind(module), find_differentiable(module) if training else None
         if makes == (None, None):
             if module in layers:
-                acceleration._keep(name, module, "pyattn does not know it, but at most its parts")
+                acceleration._keep(name, module, "pyattn does not know this class, at most its parts")
             continue
         try:
             _make(makes, module)
