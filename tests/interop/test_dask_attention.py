@@ -93,6 +93,26 @@ def test_any_chunks_have_the_bits_of_one_call(tens):
             assert_same_bits(lazy_one.compute(**ALONE), one)
 
 
+@pytest.mark.parametrize("score", ["dot", "additive", "bilinear"])
+@pytest.mark.parametrize(
+    ("query", "key", "options"),
+    [
+        ((600, 8), (1100, 8), {}),
+        ((3, 600, 8), (3, 1100, 8), {}),
+        ((4, 600, 8), (2, 1100, 8), {"enable_gqa": True}),
+    ],
+    ids=str,
+)
+def test_dropout_knows_its_place_on_any_axes(query, key, options, score):
+    arrays = [normal(*shape, seed=n) for n, shape in enumerate((query, key, key))]
+    weights = {"dot": None, "additive": normal(8, seed=5), "bilinear": normal(8, 8, seed=6)}
+    options = {"score": score, "score_weight": weights[score], "dropout_p": 0.3, "rng": 9, "need_lse": True, **options}
+    chunks = ({-2: 250, **({0: 2} if len(query) > 2 else {})}, *[{-2: 512, **({0: 1} if len(key) > 2 else {})}] * 2)
+    lazy = [da.from_array(x, chunks=-1).rechunk(one) for x, one in zip(arrays, chunks, strict=True)]
+    for found, one in zip(attention(*lazy, **options), pyattn.attention(*arrays, **options), strict=True):
+        assert_same_bits(found.compute(**ALONE), one)
+
+
 def links(result):
     """Count the tasks that attend to a chunk of keys."""
     return sum("attend" in repr(task) and "Carry" not in repr(task) for task in dict(result.dask).values())
@@ -140,6 +160,14 @@ def test_pairs_of_chunks_that_arguments_hide_get_no_task(options):
     assert links(attention(query, key, key, **options)) == seen.sum()
 
 
+def test_an_empty_chunk_of_keys_gets_no_task():
+    query, key = normal(100, 8), normal(1024, 8)
+    lazy = [da.from_array(x, chunks=(chunks, 8)) for x, chunks in ((query, 100), (key, (512, 0, 512)))]
+    found = attention(lazy[0], lazy[1], lazy[1], key_lengths=1000)
+    assert links(found) == 2
+    assert_same_bits(found.compute(**ALONE), pyattn.attention(query, key, key, key_lengths=1000))
+
+
 def test_an_empty_chunk_beside_a_single_entry():
     query, key = normal(2, 4, 10, 8), normal(1, 4, 1024, 8)
     expected = pyattn.attention(query, key, key)
@@ -161,15 +189,31 @@ def test_a_lazy_weight_of_the_score_is_computed_once():
     assert_same_bits(found, expected)
 
 
-def test_chains_keep_in_step():
-    """The links of a chunk of keys wait for those two chunks before."""
-    x = da.zeros((2048, 8), chunks=(512, 8), dtype="f4")
-    graph = dict(attention(x, x, x).dask)
-    order = dask.order.order(graph)
-    number = {key: key[-1] for key in graph if key[0].startswith("attention-link")}
-    for key, place in order.items():
-        if key in number:
-            assert all(number[other] < number[key] + 2 for other in number if order[other] < place)
+def test_links_of_the_first_keys_are_the_most_urgent():
+    """So the chains of a worker keep in step, chunk of heads after chunk of heads, before any array makes a chunk."""
+    x = da.zeros((2, 3, 2048, 8), chunks=(1, 1, 512, 8), dtype="f4")
+    result = attention(x, x, x)
+    layer = result.dask.layers[result.name]
+    urgency = {key: layer.annotations["priority"](key) for key in layer}
+    assert min(urgency.values()) > 0
+    links = sorted((key[1:3], key[-1], -urgency[key]) for key in urgency if key[0].startswith("attention-link"))
+    assert len(links) == 2 * 3 * 4 * 3
+    assert [one[-1] for one in links] == sorted(one[-1] for one in links)
+    assert len({one[1:] for one in links if one[0] == (1, 1)}) == 3
+    with dask.annotate(priority=7, retries=2):
+        layer = attention(x, x, x, is_causal=True).dask.layers
+    assert {"priority": 7, "retries": 2} in [one.annotations for one in layer.values()]
+
+
+@pytest.mark.parametrize("need_lse", [False, True])
+def test_a_slice_computes_its_own_chunks_alone(need_lse):
+    x = da.zeros((2, 4096, 8), chunks=(1, 512, 8), dtype="f4")
+    results = attention(x, x, x, need_lse=need_lse)
+    for result in results if need_lse else [results]:
+        assert links(result) == 2 * 8 * 8
+        with dask.config.set({"optimization.fuse.active": False}):
+            (part,) = dask.optimize(result[1, -1:])
+        assert links(part) == 8
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -287,9 +331,9 @@ def test_types_are_refused_when_the_graph_is_made():
 
 
 def test_a_graph_of_256_by_256_chunks_is_small():
-    """Two tasks for each pair, and a gate for each chunk of keys."""
+    """A task for each pair, and a few for each chunk."""
     x = da.zeros((256 * 512, 4), chunks=(512, 4))
-    assert len(attention(x, x, x).dask) < 2.1 * 256**2
+    assert len(attention(x, x, x).dask) < 256**2 + 5 * 256
 
 
 def test_without_dask_the_message_says_what_to_install():

@@ -55,21 +55,30 @@ for workers, threads, processes in ((1, 1, True), (3, 1, True), (2, 2, True), (1
 
 
 def test_a_killed_worker_changes_nothing():
-    """Its tasks are computed again, with those before them whose results it held."""
+    """Only the chains whose results it held are computed again."""
     run(
         """
+class Links(distributed.SchedulerPlugin):
+    done = 0
+    def transition(self, key, start, finish, *args, **kwargs):
+        self.done += "attention-link" in str(key) and (start, finish) == ("processing", "memory")
+
+def done(dask_scheduler):
+    return dask_scheduler.plugins["links"].done
+
 lazy = arrays(16384, 1024, 1024)
 expected = whole(*lazy)
 with cluster(memory_limit=0) as some, Client(some) as client:
+    client.register_plugin(Links(), name="links")
     pids = client.run(os.getpid)
     future = client.compute(attention(*lazy))
-    while sum(client.processing().values(), ()) == ():
-        time.sleep(0.05)
-    time.sleep(1)
+    while client.run_on_scheduler(done) < 120:
+        time.sleep(0.01)
     assert future.status == "pending"
     os.kill(list(pids.values())[1], signal.SIGKILL)
     assert future.result().tobytes() == expected.tobytes()
     assert set(client.run(os.getpid).values()) != set(pids.values())
+    assert client.run_on_scheduler(done) < 240 + 0.6 * 120, client.run_on_scheduler(done)
 """
     )
 

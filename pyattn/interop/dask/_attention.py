@@ -45,11 +45,11 @@ def attention(
     splits: SupportsIndex = 1,
     num_threads: SupportsIndex | None = 1,
 ) -> da.Array | tuple[da.Array, da.Array]:
-    """Compute attention over dask arrays in chunks, bit-identical to one call.
+    """Compute attention over dask arrays in chunks, with the bits of one call.
 
     The graph has one task for each chunk of queries and each chunk of keys that some of these queries see. The tasks of
     a chunk of queries take the keys from left to right, and each hands its running softmax to the next. All chunks of
-    queries keep in step, so that a worker holds few chunks of keys at a time.
+    queries begin first, so that all workers get as many of them.
 
     Parameters
     ----------
@@ -109,6 +109,9 @@ def attention(
     Notes
     -----
     Finite values whose sum overflows, above about 1e34 in float32, can give infinities, where one call repairs that.
+
+    The tasks have priorities that keep the chunks of queries in step, so that a worker needs few chunks of keys at a
+    time. ``dask.distributed`` obeys them with ``dask.config.set({"optimization.fuse.active": False})``.
 
     Examples
     --------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from functools import partial
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +50,10 @@ class Graph:
         for outer in self.grid.outer():
             self._add_heads(made, outer)
         sources = [*self.arrays, *(x for x in self.visible.arrays.values() if isinstance(x, da.Array))]
-        graph = HighLevelGraph.from_collections(made, self.tasks, dependencies=sources)
+        *outer_chunks, _, keys = map(len, self.grid.chunks)
+        urgency = partial(_urgency, (*outer_chunks, keys))
+        layer = MaterializedLayer(self.tasks, {"priority": urgency, **dask.get_annotations()})
+        graph = HighLevelGraph.from_collections(made, layer, dependencies=sources)
         chunks = (*self.grid.chunks[:-1], (self.grid.v_dim,))
         if not both:
             return da.Array(graph, made, chunks, dtype=self.dtype)
@@ -80,35 +85,40 @@ class Graph:
         return len(self.edges) > 2
 
     def _add_range(self, made: str, outer: Index, split: int, live: list[Live], ends: list[list[Key]]) -> None:
-        """Add the chains over one range of chunks of keys, in step with each other."""
+        """Add the chains over one range of chunks of keys."""
         chains = {row: dict(keys) for row, keys in enumerate(live) if keys}
-        carries: dict[int, Key] = {}
-        for row in chains:
-            carries[row] = self._name("begin", *outer, row, split)
-            begin = partial(_tasks.begin, self.visible.rows(outer, row), self._merges)
-            self.tasks[carries[row]] = (begin, key_of(self.arrays[0], (*outer, row, 0)))
-
-        numbers = sorted({number for keys in chains.values() for number in keys})
-        last = {row: max(keys) for row, keys in chains.items()}
-        at_work = [[row for row, keys in chains.items() if number in keys] for number in numbers]
-        steps: list[list[Key]] = []
-        waiting = _steps_before([len(rows) for rows in at_work], len(chains))
-        for number, rows, before in zip(numbers, at_work, waiting, strict=True):
-            waits = []
-            if before is not None:
-                waits = [self._gate((*outer, numbers[before]), steps[before])]
-            elif not steps and len(rows) > 1:  # the queries come first, so that all workers get as many chains
-                waits = [self._gate((*outer, "begin", split), [carries[row] for row in rows])]
-            for row in rows:
-                is_last = number == last[row]
+        if not chains:
+            return
+        first = min(number for keys in chains.values() for number in keys)
+        carries = {row: self._begin(outer, split, row) for row in chains}
+        waits = self._begun(outer, split, [carries[row] for row, keys in chains.items() if first in keys])
+        for row, keys in chains.items():
+            last = max(keys)
+            for number, pairs in keys.items():
                 name = self._name("link", *outer, row, number)
-                if is_last:
+                if number == last:
                     name = name if self._merges else (made, *outer, row, 0)
                     ends[row].append(name)
                 index = (*outer, row, number)
-                self.tasks[name] = self._link(index, chains[row][number], is_last, carries[row], waits)
+                before = waits if number == first else []
+                self.tasks[name] = self._link(index, pairs, number == last, carries[row], before)
                 carries[row] = name
-            steps.append([carries[row] for row in rows])
+
+    def _begin(self, outer: Index, split: int, row: int) -> Key:
+        """Add the task that begins a chain."""
+        name = self._name("begin", *outer, row, split)
+        begin = partial(_tasks.begin, self.visible.rows(outer, row), self._merges)
+        self.tasks[name] = (begin, key_of(self.arrays[0], (*outer, row, 0)))
+        return name
+
+    def _begun(self, outer: Index, split: int, begins: list[Key]) -> list[Key]:
+        """Add the task for which the first links wait: all chains have begun, so all workers get as many."""
+        if len(begins) < 2:
+            return []
+        ticks = {self._name("tick", *begin[1:]): (_tasks.tick, begin) for begin in begins}
+        begun = self._name("begun", *outer, split)
+        self.tasks |= {**ticks, begun: (_tasks.tick, [*ticks])}
+        return [begun]
 
     def _link(self, index: Index, pairs: Mask | None, is_last: bool, carry: Key, waits: list[Key]) -> tuple[Any, ...]:
         """Make the task of a chunk of queries and a chunk of keys."""
@@ -124,15 +134,6 @@ class Graph:
             *masks,
             *waits,
         )
-
-    def _gate(self, at: tuple[Any, ...], links: list[Key]) -> Key:
-        """Add the task that is done when these are; their results stay where they are."""
-        gate = self._name("gate", *at)
-        if gate not in self.tasks:
-            ticks = {self._name("tick", *at, n): (_tasks.tick, link) for n, link in enumerate(links)}
-            self.tasks.update(ticks)
-            self.tasks[gate] = (_tasks.tick, [*ticks])
-        return gate
 
     def _units(self, cut: tuple[slice, ...]) -> npt.NDArray[np.int64] | None:
         """Return the numbers of a chunk's batch entries and heads among all, as dropout counts them."""
@@ -155,18 +156,12 @@ class Graph:
         return (f"attention-{kind}-{self.token}", *index)
 
 
-def _steps_before(links: list[int], chains: int) -> list[int | None]:
-    """Find, for each step, the one that must be done before it: at least `chains` links lie between them."""
-    # So a worker holds the keys of two steps, and steps of few links, as in a window, do not wait for each other.
-    before: list[int | None] = []
-    done, between = -1, 0
-    for step, count in enumerate(links):
-        while done + 1 < step and between - links[done + 1] >= chains > 1:
-            done += 1
-            between -= links[done]
-        before.append(None if done < 0 else done)
-        between += count
-    return before
+def _urgency(chunks: tuple[int, ...], key: Key) -> int:
+    """Rank a task for distributed: chains keep in step, so that few chunks of keys are needed at a time."""
+    # Positive ranks come before the tasks of the arrays themselves, so that no chunk is made long before its use.
+    number = key[-1] if str(key[0]).startswith("attention-link") else 0
+    place: Any = (*key[1 : len(chunks)], number)
+    return math.prod(chunks) - int(np.ravel_multi_index(place, chunks))
 
 
 def _result(

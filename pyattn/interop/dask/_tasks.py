@@ -65,7 +65,7 @@ def attend(
     value: Array,
     attn_mask: Array | None,
     keep_mask: Array | None,
-    *waits: None,  # tasks that come before, so that no worker holds many chunks of keys
+    *waits: None,  # a task that comes before
 ) -> Any:
     """Attend to a chunk of keys: the next link's Carry, or after the last chunk the output, with lse if requested."""
     result = _core.attention_part(

@@ -135,7 +135,7 @@ def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[n
     chunks = len(bounds) - 1
     begins, ends = (np.searchsorted(bounds, keys[seen], "right") for keys in (first, end - 1))
     counts = np.bincount(begins - 1, minlength=chunks + 1) - np.bincount(ends, minlength=chunks + 1)
-    return np.cumsum(counts)[:chunks] > 0
+    return (np.cumsum(counts)[:chunks] > 0) & (np.diff(bounds) > 0)
 
 
 def _constant(mask: Mask) -> bool | None:
