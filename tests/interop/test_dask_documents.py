@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import sys
 import time
 
 import dask
+import ml_dtypes
 import numpy as np
 import pytest
 from support.helpers import ROOT, assert_same_bits, normal
@@ -196,6 +198,20 @@ def test_damage_is_named(tmp_path):
         record.write_text(damaged)
         with pytest.raises(ValueError, match=r"part-000001\.json is damaged; delete it, and call"):
             map_documents(lengths_of, texts(30), tmp_path, part_size=10)
+    record.write_text((tmp_path / "part-000000.json").read_text())
+    part.write_bytes((tmp_path / "part-000000.npy").read_bytes())
+    for read in (
+        lambda: map_documents(lengths_of, texts(30), tmp_path, part_size=10),
+        lambda: results[17],
+        lambda: results.to_dask(),
+    ):
+        with pytest.raises(ValueError, match=r"part-000001\.json is that of part 0; delete it"):
+            read()
+    map_documents(lengths_of, texts(30)[::-1], tmp_path / "other", part_size=10)
+    record.write_text((tmp_path / "other" / "part-000001.json").read_text())
+    part.write_bytes((tmp_path / "other" / "part-000001.npy").read_bytes())
+    with pytest.raises(ValueError, match=r"part-000001\.json belongs to another run"):
+        list(results)
     record.unlink()
     with pytest.raises(FileNotFoundError, match=r"part-000001\.json is missing; call map_documents again"):
         Documents(tmp_path)
@@ -244,7 +260,17 @@ def test_another_run_is_not_mixed_in(tmp_path):
             "only the first axis may differ",
         ),
         ((ENCODER, [np.ones((3, 8), "f4"), np.ones((3, 4), "f4")]), ValueError, r"documents\[1\]: .*\(1, 3, 4\)"),
-        ((ENCODER, [np.ones(8, "f4")]), ValueError, r"expected \(L, d_model\)"),
+        ((ENCODER, [np.ones(8, "f4")]), ValueError, r"documents have shapes \[\(8,\)\], expected \(L, d_model\)"),
+        (
+            (lambda batch: np.ones(len(batch), ml_dtypes.float8_e5m2), ["a"]),
+            TypeError,
+            "for a document, expected numbers",
+        ),
+        (
+            (collections.namedtuple("Output", "states"), ["a"]),
+            TypeError,
+            "model returned a Output, expected a result for each",
+        ),
         (
             (nn.TransformerEncoderLayer(8, 2, 8), [np.ones((3, 8))]),
             ValueError,
@@ -283,6 +309,43 @@ def test_files_of_others_stay_and_parts_of_another_run_are_refused(tmp_path):
     (tmp_path / "documents.json").unlink()
     with pytest.raises(ValueError, match=r"part-000000\.json belongs to another run"):
         map_documents(lengths_of, ["abcdef"], tmp_path)
+
+
+def test_a_part_is_what_its_task_wrote(tmp_path, monkeypatch):
+    """Another task that replaces the file at the same time does not get this one's checksum."""
+    replace = os.replace
+
+    def replace_twice(draft, file):
+        replace(draft, file)
+        if file.suffix == ".npy":
+            np.save(file, np.zeros((3, 2), int))
+
+    monkeypatch.setattr(os, "replace", replace_twice)
+    results = map_documents(lengths_of, texts(3), tmp_path)
+    with pytest.raises(ValueError, match=r"part-000000\.npy is damaged"):
+        results[0]
+
+
+def test_workers_that_write_elsewhere_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(dask, "compute", lambda *tasks: None)
+    with pytest.raises(FileNotFoundError, match=r"part-000000\.json elsewhere; pass a folder that all workers see"):
+        map_documents(lengths_of, texts(3), tmp_path)
+
+
+class Pooled(nn.Module):
+    def __init__(self, pooling):
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, batch):
+        return [getattr(np.asarray(one), self.pooling)(0) for one in batch]
+
+
+def test_another_attribute_is_another_model(tmp_path):
+    for _ in range(2):
+        map_documents(Pooled("mean").eval(), [np.ones((3, 8), "f4")], tmp_path)
+    with pytest.raises(ValueError, match="whose model differs"):
+        map_documents(Pooled("max").eval(), [np.ones((3, 8), "f4")], tmp_path)
 
 
 def test_another_number_of_heads_is_another_model(tmp_path):

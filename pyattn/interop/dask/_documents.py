@@ -34,6 +34,8 @@ Array = npt.NDArray[Any]
 
 RUN = "documents.json"
 """The file of a folder that says what its parts are."""
+RUN_ENTRIES = "count", "part_size", "documents", "model"
+"""What it holds, in the order of its checksum."""
 DRAFTS = "part-*.draft", f"{RUN}.*.draft"
 """Files that are not whole yet."""
 
@@ -67,9 +69,9 @@ class Documents:
         self.folder = Path(folder)
         if not (self.folder / RUN).exists():
             raise FileNotFoundError(f"{self.folder} has no {RUN}; pass the folder of map_documents")
-        run = _read(self.folder / RUN, "count", "part_size")
+        run = _read(self.folder / RUN, *RUN_ENTRIES)
         self._count, self._part_size = run["count"], run["part_size"]
-        self._parts = parts_of(self.folder, self._count, self._part_size)
+        self._parts = parts_of(self.folder, run)
         for part in self._parts:
             if not part.record.exists():
                 raise FileNotFoundError(f"{part.record} is missing; call map_documents again, which resumes")
@@ -123,9 +125,9 @@ class Documents:
 class _Part:
     """Some neighbouring documents, and the two files of their results: an array, and then the record of it."""
 
-    def __init__(self, folder: Path, number: int, start: int, stop: int) -> None:
+    def __init__(self, folder: Path, run: str, number: int, start: int, stop: int) -> None:
         self.file, self.record = folder / f"part-{number:06d}.npy", folder / f"part-{number:06d}.json"
-        self.start, self.stop = start, stop
+        self.run, self.number, self.start, self.stop = run, number, start, stop
 
     def lengths(self) -> list[int] | None:
         """Return the rows of each document; None where each is an entry of the array."""
@@ -147,7 +149,14 @@ class _Part:
         return array.shape, array.dtype
 
     def _entries(self) -> dict[str, Any]:
-        return _read(self.record, "run", "sha256", "lengths", "dtype")
+        entries = _read(self.record, "run", "part", "sha256", "lengths", "dtype")
+        if entries["run"] != self.run:
+            raise ValueError(f"{self.record} belongs to another run; pass another folder, or delete this one")
+        if entries["part"] != self.number:
+            raise ValueError(
+                f"{self.record} is that of part {entries['part']}; delete it, and call map_documents again"
+            )
+        return entries
 
     def _checked_array(self, entries: dict[str, Any]) -> Array:
         self._check(entries)
@@ -169,17 +178,14 @@ class _Part:
         what = "is damaged" if self.file.exists() else "is missing"
         return ValueError(f"{self.file} {what}; delete {self.record}, and call map_documents again")
 
-    def is_done(self, run: str) -> bool:
-        """Tell whether the part of this run is there; raise if a file of it is damaged."""
+    def is_done(self) -> bool:
+        """Tell whether the part is there; raise if a file of it is damaged or another's."""
         if not self.record.exists():
             return False
-        entries = self._entries()
-        if entries["run"] != run:
-            raise ValueError(f"{self.record} belongs to another run; pass another folder, or delete this one")
-        self._check(entries)
+        self._check(self._entries())
         return True
 
-    def write(self, results: list[Array], run: str) -> None:
+    def write(self, results: list[Array]) -> None:
         """Write the array and, once it is whole, the record: killed before, the part is computed again."""
         shapes = {one.shape for one in results}
         lengths = None if len(shapes) == 1 else [len(one) if one.ndim else 0 for one in results]
@@ -188,8 +194,10 @@ class _Part:
         array = np.stack(results) if lengths is None else np.concatenate(results)
         with _replacing(self.file) as to:
             np.save(to, array, allow_pickle=False)
-        sha256 = _digest_of_file(self.file)
-        _write(self.record, {"run": run, "sha256": sha256, "lengths": lengths, "dtype": array.dtype.name})
+            to.flush()
+            sha256 = _digest_of_file(Path(to.name))  # before another task can replace the file
+        entries = {"run": self.run, "part": self.number, "sha256": sha256, "lengths": lengths}
+        _write(self.record, {**entries, "dtype": array.dtype.name})
 
 
 def _write(file: Path, entries: dict[str, Any]) -> None:
@@ -235,10 +243,11 @@ def _digest_of_file(file: Path) -> str:
     return digest.hexdigest()
 
 
-def parts_of(folder: Path, count: int, part_size: int) -> list[_Part]:
+def parts_of(folder: Path, run: dict[str, Any]) -> list[_Part]:
     """List the parts of a run."""
-    starts = range(0, count, part_size)
-    return [_Part(folder, n, start, min(start + part_size, count)) for n, start in enumerate(starts)]
+    count, size = run["count"], run["part_size"]
+    name = _digest_of_entries(run)
+    return [_Part(folder, name, n, start, min(start + size, count)) for n, start in enumerate(range(0, count, size))]
 
 
 def map_documents(
@@ -261,7 +270,8 @@ def map_documents(
         Documents are texts for a SentenceEncoder, lists of token ids for Bert, arrays (L, d_model) for the other two. A
         callable takes a list of documents and returns a result for each. Each worker gets the model once.
     documents : iterable
-        The collection, which is read once.
+        The collection, which is read once and held in memory. For a larger one, pass names of files or numbers of rows
+        as text, and a callable that reads them.
     folder : str or path
         Where results go, of one run at a time; it is made if it does not exist. All workers must see it by this name.
     batch_size : int
@@ -283,6 +293,8 @@ def map_documents(
     ValueError
         The folder holds the results of other documents, or of another model or part_size; a file of it is damaged; the
         callable returns another number of results; or the model is in training mode.
+    FileNotFoundError
+        Workers wrote to a folder of their own.
     TypeError
         documents is not ordered, a document is of another type, or model is neither an encoder nor a callable.
 
@@ -293,7 +305,8 @@ def map_documents(
     Notes
     -----
     Part n is ``part-00000n.npy``, then ``part-00000n.json`` with its checksum, which is checked before a run resumes. A
-    callable is not compared with that of the run before; of a model's own activation function only the code is.
+    callable is not compared with that of the run before. Of a model, its arrays and its attributes that are numbers or
+    text are, and the code of an activation function.
     ``dask.diagnostics.ProgressBar`` and the dashboard of ``dask.distributed`` show how far a run is.
     ``map_documents(...).to_dask().to_zarr(...)`` fills a Zarr store.
 
@@ -323,20 +336,23 @@ def map_documents(
     path = Path(folder).absolute()
     path.mkdir(parents=True, exist_ok=True)
     _begin(path, run)
-    name = _digest_of_entries(run)
+    parts = parts_of(path, run)
     shared = dask.delayed(model, pure=False, traverse=False)  # as a task, it is computed again if its worker is lost
     tasks = [
-        dask.delayed(partial(_compute_part, items[part.start : part.stop], part, name, size, threads), pure=False)(
-            shared
-        )
-        for part in parts_of(path, run["count"], run["part_size"])
+        dask.delayed(partial(_compute_part, items[part.start : part.stop], part, size, threads), pure=False)(shared)
+        for part in parts
     ]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sending large graph")  # it holds the model, which must be sent once
+        warnings.filterwarnings("ignore", "Sending large graph")  # it holds the model and the documents
         dask.compute(*tasks)
     for pattern in DRAFTS:  # of runs that were killed
         for draft in path.glob(pattern):
             draft.unlink(missing_ok=True)
+    for part in parts:
+        if not part.record.exists():
+            raise FileNotFoundError(
+                f"a worker has written {part.record} elsewhere; pass a folder that all workers see by this name"
+            )
     return Documents(path)
 
 
@@ -352,9 +368,9 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
         )
 
 
-def _compute_part(documents: list[Any], part: _Part, run: str, batch_size: int, num_threads: int, model: Any) -> None:
+def _compute_part(documents: list[Any], part: _Part, batch_size: int, num_threads: int, model: Any) -> None:
     """Compute and write a part, unless it is there."""
-    if part.is_done(run):
+    if part.is_done():
         return
     order = sorted(range(len(documents)), key=lambda n: len(documents[n]))
     results: list[Any] = [None] * len(documents)
@@ -368,7 +384,7 @@ def _compute_part(documents: list[Any], part: _Part, run: str, batch_size: int, 
                 raise
             for n, result in zip(batch, found, strict=True):
                 results[n] = result
-    part.write(results, run)
+    part.write(results)
 
 
 def _name_document(error: Exception, model: Any, documents: dict[int, Any]) -> None:
@@ -401,13 +417,14 @@ def _results_of(model: Any, batch: list[Any]) -> list[Array]:
     if isinstance(model, TransformerEncoder | TransformerEncoderLayer):
         return _encode(model, [np.asarray(one) for one in batch])
     returned = model(batch)
-    if isinstance(returned, Mapping) or not isinstance(returned, Iterable):
+    if isinstance(returned, Mapping) or hasattr(returned, "_fields") or not isinstance(returned, Iterable):
         raise TypeError(f"model returned a {type(returned).__name__}, expected a result for each document")
     results = [np.array(one) for one in returned]  # copies: a model may use its arrays again
     if len(results) != len(batch):
         raise ValueError(f"model returned {len(results)} results for {len(batch)} documents, expected one for each")
     for result in results:
-        if result.dtype.hasobject:
+        is_foreign = result.dtype.isbuiltin == 2 and result.dtype.name != "bfloat16"  # which .npy files do not know
+        if result.dtype.hasobject or is_foreign:
             raise TypeError(f"model returned {short_repr(result)} for a document, expected numbers")
     return results
 
@@ -418,7 +435,7 @@ def _encode(model: TransformerEncoder | TransformerEncoderLayer, batch: list[Arr
     if len(dtypes) > 1:  # each as it would be alone
         return [_encode(model, [one])[0] for one in batch]
     if len(widths) > 1 or batch[0].ndim != 2:
-        raise ValueError(f"a document has shape {batch[0].shape}, another {batch[-1].shape}; expected (L, d_model)")
+        raise ValueError(f"documents have shapes {sorted({one.shape for one in batch})[:3]}, expected (L, d_model)")
     lengths = np.array([len(one) for one in batch])
     x = np.zeros((len(batch), lengths.max(), batch[0].shape[-1]), batch[0].dtype)
     for row, one in zip(x, batch, strict=True):
@@ -455,8 +472,11 @@ def _digest_of_model(model: Any) -> str | None:
         return None
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-fA-F]+", "", repr(model)).encode())  # of functions in this process
     for part in model.modules():
-        for function in filter(inspect.isfunction, vars(part).values()):  # an activation
-            digest.update(_written(function.__code__).encode())
+        for name, value in vars(part).items():
+            if inspect.isfunction(value):  # an activation
+                digest.update(_written(value.__code__).encode())
+            elif isinstance(value, bool | int | float | str):
+                digest.update(f"{name} {value!r} ".encode())
     for name, array in model.state_dict().items():
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
