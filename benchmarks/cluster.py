@@ -1,8 +1,8 @@
 """Attention on a cluster of processes, against dask's own operations and torch: `python -m benchmarks.cluster`.
 
-The cost of the graph itself comes first. Then every way computes the same chunks on the same number of workers; its
-memory is the highest of any worker in any run, beyond what imports took. Last is what the measured speeds say on paper
-about clusters that nobody here has.
+The cost of the graph itself comes first. Then every way computes the same chunks on the same number of workers; the
+memory is the highest of each worker in any run, beyond what imports took. Results are compared with those of one call.
+Last is what the measured speeds say on paper about clusters that nobody here has.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import math
 import pickle
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,13 @@ def imports() -> None:
     import pyattn.interop.dask  # noqa: F401
 
 
-def run(way: Callable[..., da.Array], length: int, chunk: int, causal: bool) -> tuple[float, int]:
-    """Seconds, and the most bytes of a worker."""
+def summary(block: Any) -> Any:
+    """Checksum and sum of a chunk."""
+    return np.array([zlib.crc32(np.ascontiguousarray(block)), block.sum(dtype=np.float64)]).reshape(1, 1, 1, 2)
+
+
+def run(way: Callable[..., da.Array], length: int, chunk: int, causal: bool) -> tuple[float, list[int], Any]:
+    """Seconds, the most bytes of each worker, and the summaries of all chunks."""
     with (
         LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
@@ -110,18 +116,19 @@ def run(way: Callable[..., da.Array], length: int, chunk: int, causal: bool) -> 
         client.run(imports)
         before = client.run(memory)
         start = time.perf_counter()
-        total = way(*sources(length, chunk), causal).sum(axis=(0, 1, 3)).compute()
+        result = way(*sources(length, chunk), causal)
+        chunks = ((1,), (1,), (1,) * result.numblocks[2], (2,))
+        found = result.map_blocks(summary, chunks=chunks, meta=np.empty((0, 0, 0, 0))).compute()[0, 0]
         seconds = time.perf_counter() - start
-        assert np.isfinite(total).all()
         after = client.run(memory)
-    return seconds, max(after[name]["VmHWM"] - before[name]["VmRSS"] for name in after)
+    return seconds, sorted(after[name]["VmHWM"] - before[name]["VmRSS"] for name in after), found
 
 
 def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
     for length in lengths:
         few = length <= 16384  # the prototype keeps all scores: 8 GiB there
         ways = {name: way for name, way in WAYS.items() if few or "dask's" not in name}
-        runs: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
+        runs: dict[str, list[tuple[float, list[int], Any]]] = {name: [] for name in ways}
         for _ in range(repeats):
             for name, way in ways.items():
                 runs[name].append(run(way, length, chunk, causal))
@@ -129,15 +136,19 @@ def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
         print(f"\n{length} tokens, chunks of {chunk}{', causal' if causal else ''}, {WORKERS} processes:")
         block = 2 * chunk * HEADS * DIM * 4
         print(f"  a quarter of keys and values {keys / WORKERS / 1e6:.0f} MB, a block of them {block / 1e6:.0f} MB")
-        for name, some in runs.items():
-            seconds, bytes_ = min(one[0] for one in some), max(one[1] for one in some)
-            print(f"  {name:28} {seconds:7.1f} s {bytes_ / 1e6:7.0f} MB")
         arrays = [x.compute(scheduler="synchronous") for x in sources(length, chunk)]
         times = []
         for _ in range(repeats):
             start = time.perf_counter()
-            pyattn.attention(*arrays, is_causal=causal)
+            whole = pyattn.attention(*arrays, is_causal=causal)
             times.append(time.perf_counter() - start)
+        expected = np.concatenate([summary(whole[:, :, n : n + chunk])[0, 0] for n in range(0, length, chunk)])
+        for name, some in runs.items():
+            seconds, bytes_ = min(one[0] for one in some), np.max([one[1] for one in some], axis=0) / 1e6
+            checksums, sums = np.moveaxis(np.array([one[2] for one in some]) - expected, -1, 0)
+            assert np.abs(sums).max() < 1e-6 * HEADS * chunk * DIM, name
+            same = ", the bits of one call" if not checksums.any() else ""
+            print(f"  {name:28} {seconds:7.1f} s, {' '.join(f'{one:.0f}' for one in bytes_)} MB{same}")
         print(f"  {'one call, ' + str(pyattn.get_num_threads()) + ' threads':28} {min(times):7.1f} s")
 
 
@@ -176,7 +187,10 @@ def rates() -> tuple[float, float, float]:
 
 
 def model(operations: float, transfer: float, tasks: float, length: int = 1 << 20) -> None:
-    """Let each worker compute its share and receive all keys and values, while the scheduler hands out tasks."""
+    """Let each worker compute its share and receive all keys and values, while the scheduler hands out tasks.
+
+    A chunk reaches all workers at the speed of one copy, as those that have it send it on.
+    """
     print(f"on paper, {length} tokens: workers, rows x keys of a chunk, seconds of each, efficiency")
     work = OPERATIONS * length**2
     moved = 2 * length * HEADS * DIM * 4
@@ -187,7 +201,7 @@ def model(operations: float, transfer: float, tasks: float, length: int = 1 << 2
                 chains = length // rows
                 compute = work / operations / chains * math.ceil(chains / workers)
                 move = moved / transfer * (workers > 1)
-                schedule = 2 * chains * (length // keys) / tasks
+                schedule = chains * (length // keys) / tasks
                 choices.append((max(compute + move, schedule), rows, keys, compute, move, schedule))
         fastest = min(choices)[0]
         near = [one for one in choices if one[0] <= 1.01 * fastest]
