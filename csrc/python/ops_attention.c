@@ -163,6 +163,11 @@ static int prepare_bilinear(PyObject *const *values, attn_args *args, owned *o)
 
     memcpy(shape, args->query.shape, (size_t)axes * sizeof *shape);
     shape[axes - 1] = w.shape[1];
+    if (o->is_check) {
+        args->query.shape[axes - 1] = w.shape[1];
+        args->query.dtype = attn_computed(args->query.dtype);
+        return 0;
+    }
     Py_CLEAR(o->queries);
     if ((o->queries = pyattn_new_array(axes, shape, attn_computed(args->query.dtype))) == NULL) return -1;
     attn_linear_args linear = {.x = args->query, .weight = w, .num_threads = args->num_threads};

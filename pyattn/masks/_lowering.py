@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyattn._util.warnings import MaskWarning, warn
-from pyattn.masks._mask import BoolArray, Both, Document, Interval, Lengths, Limits, Mask, intersect
+from pyattn.masks._mask import BoolArray, Both, Document, Given, Interval, Lengths, Limits, Mask, intersect
 
 
 class Lowered(NamedTuple):
@@ -89,6 +89,11 @@ def _leaves(mask: Mask, opened: type[Mask]) -> Iterator[Mask]:
 def has_pairs(mask: Mask) -> bool:
     """Tell whether what a mask hides depends on the query."""
     return any(isinstance(one, (Interval, Document)) for one in _leaves(mask, Mask))
+
+
+def holds_array(mask: Mask) -> bool:
+    """Tell whether a mask was made of an array, which may be as large as the scores."""
+    return any(isinstance(one, Given) for one in _leaves(mask, Mask))
 
 
 def check_shape(mask: Mask, scores: tuple[int, ...], heads: bool, name: str) -> None:

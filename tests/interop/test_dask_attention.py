@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import dask
 import dask.array as da
 import ml_dtypes
@@ -334,6 +336,41 @@ def test_a_graph_of_256_by_256_chunks_is_small():
     """A task for each pair, and a few for each chunk."""
     x = da.zeros((256 * 512, 4), chunks=(512, 4))
     assert len(attention(x, x, x).dask) < 256**2 + 5 * 256
+
+
+def test_a_mask_without_limits_goes_to_the_workers_once():
+    ids = np.arange(32 * 512) % 7
+    x = da.zeros((len(ids), 4), chunks=(512, 4))
+    plain, masked = (
+        len(pickle.dumps(dict(attention(x, x, x, attn_mask=mask).dask))) for mask in (None, masks.document(ids))
+    )
+    assert masked < plain + ids.nbytes + 32**2 * 400
+
+
+def test_a_bilinear_graph_makes_no_product():
+    """Of a petabyte, here."""
+    query, key = da.zeros((8, 1 << 40, 64), chunks=-1, dtype="f4"), da.zeros((8, 512, 32), chunks=-1, dtype="f4")
+    result = attention(query, key, key, score="bilinear", score_weight=normal(64, 32))
+    assert result.shape == (8, 1 << 40, 32)
+
+
+def test_ids_of_two_types_are_compared_exactly():
+    """As floats, 2**60 and 2**60 + 1 are the same."""
+    q_ids, kv_ids = np.full(512, 2**60, np.uint64), np.full(1024, 2**60 + 1)
+    kv_ids[700] = 2**60
+    arrays = [normal(n, 8, seed=n) for n in (512, 1024, 1024)]
+    lazy = [da.from_array(x, chunks=(512, 8)) for x in arrays]
+    mask = masks.document(q_ids, kv_ids).complement()
+    found = attention(*lazy, attn_mask=mask).compute(**ALONE)
+    assert_same_bits(found, pyattn.attention(*arrays, attn_mask=mask))
+
+
+def test_a_weight_that_changes_later_changes_nothing():
+    x, weight = normal(600, 8), normal(8, 8, seed=1)
+    expected = pyattn.attention(x, x, x, score="bilinear", score_weight=weight)
+    found = attention(x, x, x, score="bilinear", score_weight=weight)
+    weight[:] = 0
+    assert_same_bits(found.compute(**ALONE), expected)
 
 
 def test_without_dask_the_message_says_what_to_install():

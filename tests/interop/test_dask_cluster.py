@@ -44,7 +44,8 @@ def test_any_number_of_workers_gives_the_bits_of_one_call():
     run(
         """
 lazy = arrays(4096, 512, 1024)
-options = {"is_causal": True, "dropout_p": 0.1, "rng": 3}
+mask = pyattn.masks.document(np.arange(4096) % 3)
+options = {"is_causal": True, "dropout_p": 0.1, "rng": 3, "attn_mask": mask}
 expected = whole(*lazy, **options)
 for workers, threads, processes in ((1, 1, True), (3, 1, True), (2, 2, True), (1, 3, False)):
     with cluster(n_workers=workers, threads_per_worker=threads, processes=processes) as some, Client(some):

@@ -60,7 +60,8 @@ def attention(
     value : dask.array.Array, (..., heads, S, v_dim)
         Rechunked to key's chunks along S.
     attn_mask : array_like, dask.array.Array or pyattn.masks.Mask, optional
-        As in `pyattn.attention`. Mask objects are cut, never computed as a whole. Default: None.
+        As in `pyattn.attention`. Mask objects are cut, never computed as a whole; arrays are read when the result is
+        computed. Default: None.
     is_causal : bool
         As in `pyattn.attention`. Default: False.
     align, scale : optional
@@ -99,7 +100,7 @@ def attention(
         A chunk of keys does not start at a multiple of 512, a chunk of query heads cuts a group that shares key heads,
         a size is unknown, or what `pyattn.attention` raises.
     TypeError
-        What `pyattn.attention` raises.
+        As in `pyattn.attention`.
 
     See Also
     --------
@@ -122,7 +123,7 @@ def attention(
     """
     gqa = as_flag(enable_gqa, "enable_gqa")
     score_weight, key_lengths, query_lengths = (
-        None if x is None else _core.as_array(x, name)  # read once, even if it is lazy
+        None if x is None else np.array(_core.as_array(x, name))  # read once, even if it is lazy
         for x, name in (
             (score_weight, "score_weight"),
             (key_lengths, "key_lengths"),
@@ -148,12 +149,11 @@ def attention(
         like[0], like[1], like[2], **{n: _stand_in(x) for n, x in masks.items()}, **own, **scores, **rest
     )
     grid = Grid.of(arrays, shape, gqa)
-    visible = Visible(grid, own, masks)
     ranges = as_count(splits, "splits", least=1)
     seed = draw_seed(rng) if float(dropout_p) > 0 and keep_mask is None else None
     options = Options(scores, rest, seed, as_flag(need_lse, "need_lse"))
     token = tokenize(*arrays, masks, own, options, ranges)
-    return Graph(grid, arrays, visible, options, ranges, dtype, token).results()
+    return Graph(grid, arrays, Visible(grid, own, masks, token), options, ranges, dtype, token).results()
 
 
 def _dtype_of(query: da.Array, key: da.Array, value: da.Array, score_weight: Array | None) -> np.dtype[Any]:

@@ -16,11 +16,8 @@ import numpy.typing as npt
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from pyattn.interop.dask import _tasks
-from pyattn.interop.dask._chunks import Grid, Index, Key, key_of
+from pyattn.interop.dask._chunks import Grid, Index, Key, is_lazy, key_of
 from pyattn.interop.dask._visible import Visible
-from pyattn.masks import Mask
-
-Live = list[tuple[int, Mask | None]]
 
 
 class Graph:
@@ -40,7 +37,7 @@ class Graph:
         self.token = token  # in the names of all tasks
         chunks = len(grid.chunks[-1])
         self.edges = [chunks * n // splits for n in range(splits + 1)]  # of the ranges of chunks of keys
-        self.tasks: dict[Key, Any] = {}
+        self.tasks: dict[Key, Any] = {**visible.tasks}
 
     def results(self) -> da.Array | tuple[da.Array, da.Array]:
         """Make the graph, and the arrays that it computes."""
@@ -49,7 +46,7 @@ class Graph:
         made = f"attention-both-{self.token}" if both else names[0]
         for outer in self.grid.outer():
             self._add_heads(made, outer)
-        sources = [*self.arrays, *(x for x in self.visible.arrays.values() if isinstance(x, da.Array))]
+        sources = [*self.arrays, *filter(is_lazy, self.visible.masks.values())]
         *outer_chunks, _, keys = map(len, self.grid.chunks)
         urgency = partial(_urgency, (*outer_chunks, keys))
         layer = MaterializedLayer(self.tasks, {"priority": urgency, **dask.get_annotations()})
@@ -71,7 +68,7 @@ class Graph:
         ends: list[list[Key]] = [[] for _ in rows]
         for split in range(len(self.edges) - 1):
             begin, end = self.edges[split : split + 2]
-            some = [[one for one in keys if begin <= one[0] < end] for keys in live]
+            some = [[n for n in keys if begin <= n < end] for keys in live]
             self._add_range(made, outer, split, some, ends)
         for row, parts in enumerate(ends):
             key = (made, *outer, row, 0)
@@ -84,24 +81,24 @@ class Graph:
     def _merges(self) -> bool:
         return len(self.edges) > 2
 
-    def _add_range(self, made: str, outer: Index, split: int, live: list[Live], ends: list[list[Key]]) -> None:
+    def _add_range(self, made: str, outer: Index, split: int, live: list[list[int]], ends: list[list[Key]]) -> None:
         """Add the chains over one range of chunks of keys."""
-        chains = {row: dict(keys) for row, keys in enumerate(live) if keys}
+        chains = {row: keys for row, keys in enumerate(live) if keys}
         if not chains:
             return
-        first = min(number for keys in chains.values() for number in keys)
+        first = min(keys[0] for keys in chains.values())
         carries = {row: self._begin(outer, split, row) for row in chains}
         waits = self._begun(outer, split, [carries[row] for row, keys in chains.items() if first in keys])
         for row, keys in chains.items():
-            last = max(keys)
-            for number, pairs in keys.items():
+            for number in keys:
                 name = self._name("link", *outer, row, number)
-                if number == last:
+                is_last = number == keys[-1]
+                if is_last:
                     name = name if self._merges else (made, *outer, row, 0)
                     ends[row].append(name)
                 index = (*outer, row, number)
                 before = waits if number == first else []
-                self.tasks[name] = self._link(index, pairs, number == last, carries[row], before)
+                self.tasks[name] = self._link(index, is_last, carries[row], before)
                 carries[row] = name
 
     def _begin(self, outer: Index, split: int, row: int) -> Key:
@@ -120,11 +117,10 @@ class Graph:
         self.tasks |= {**ticks, begun: (_tasks.tick, [*ticks])}
         return [begun]
 
-    def _link(self, index: Index, pairs: Mask | None, is_last: bool, carry: Key, waits: list[Key]) -> tuple[Any, ...]:
+    def _link(self, index: Index, is_last: bool, carry: Key, waits: list[Key]) -> tuple[Any, ...]:
         """Make the task of a chunk of queries and a chunk of keys."""
         cut = self.grid.cut(index)
-        keeps = None if self.visible.keeps is None else self.visible.keeps._part(cut)
-        place = _tasks.Place(cut[-2].start, cut[-1].start, self._units(cut), pairs, keeps)
+        place = _tasks.Place(cut[-2].start, cut[-1].start, self._units(cut))
         attend = partial(_tasks.attend, self.options, place, is_last, self._merges)
         masks = [self.visible.block(name, index) for name in ("attn_mask", "keep_mask")]
         return (

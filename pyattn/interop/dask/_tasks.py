@@ -10,13 +10,14 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.halves import is_half, rounded
 from pyattn.functional import AttentionResult, merge_states
+from pyattn.interop.dask._chunks import Cut
 from pyattn.masks import Mask
 
 Array = npt.NDArray[Any]
 
 
 class Carry(NamedTuple):
-    """What the links of a chain hand on: a chunk of queries, and its softmax over the keys so far."""
+    """A chunk of queries and its softmax over the keys so far, which a chain's links hand on."""
 
     query: Array
     limits: npt.NDArray[np.int64] | None
@@ -33,21 +34,17 @@ class Options(NamedTuple):
     rest: dict[str, Any]
     """dropout_p, empty_rows and num_threads."""
     seed: int | None
-    """What dropout draws with."""
+    """Of dropout."""
     need_lse: bool
 
 
 class Place(NamedTuple):
-    """Where a part lies in the whole, and what mask objects say of it."""
+    """Where a part lies in the whole."""
 
     query_start: int
     key_start: int
     units: npt.NDArray[np.int64] | None
     """Number of each batch entry and head, for dropout."""
-    pairs: Mask | None
-    """Parts of an attn_mask that have no limits; attn_mask is then no array."""
-    keeps: Mask | None
-    """A keep_mask."""
 
 
 def begin(limits: npt.NDArray[np.int64] | None, is_wide: bool, query: Array) -> Carry:
@@ -63,8 +60,8 @@ def attend(
     carry: Carry,
     key: Array,
     value: Array,
-    attn_mask: Array | None,
-    keep_mask: Array | None,
+    attn_mask: Array | Mask | None,
+    keep_mask: Array | Mask | None,
     *waits: None,  # a task that comes before
 ) -> Any:
     """Attend to a chunk of keys: the next link's Carry, or after the last chunk the output, with lse if requested."""
@@ -73,9 +70,9 @@ def attend(
         key,
         value,
         **options.score,
-        attn_mask=attn_mask if place.pairs is None else np.asarray(place.pairs),
+        attn_mask=np.asarray(attn_mask) if isinstance(attn_mask, Mask) else attn_mask,
         **options.rest,
-        keep_mask=keep_mask if place.keeps is None else place.keeps,
+        keep_mask=keep_mask,
         need_lse=is_last and (is_merged or options.need_lse),
         query_start=place.query_start,
         key_start=place.key_start,
@@ -86,6 +83,11 @@ def attend(
         unfinished=not is_last,
     )
     return result if is_last else carry._replace(state=result)
+
+
+def part_of(cut: Cut, mask: Mask) -> Mask:
+    """Cut a mask object."""
+    return mask._part(cut)
 
 
 def tick(done: object) -> None:

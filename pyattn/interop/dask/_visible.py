@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -12,49 +13,52 @@ import numpy.typing as npt
 
 import pyattn._core as _core
 from pyattn._util.typing import Align
-from pyattn.interop.dask._chunks import Grid, Index, is_lazy, key_of
+from pyattn.interop.dask._chunks import Grid, Index, Key, is_lazy, key_of
+from pyattn.interop.dask._tasks import part_of
 from pyattn.masks import Mask, from_array
-from pyattn.masks._lowering import check_shape, take_limits
+from pyattn.masks._lowering import check_shape, holds_array, take_limits
 from pyattn.masks._mask import Both, Complement, Document, Either, Given, Limits, intersect, sliced
 
 Array = npt.NDArray[Any]
 
 
 class Visible:
-    """What hides keys from queries: limits, pairs that mask objects hide, and arrays.
+    """The masks of a call: limits of the keys of each query, and masks that have no limits.
 
     Attributes
     ----------
     limits : ndarray of int64, (..., L, 2), or None
         First key of each query and the one after its last.
-    pairs : Mask or None
-        Mask objects that have no limits.
-    keeps : Mask or None
-        A keep_mask that is a mask object.
-    arrays : dict of str to ndarray, dask.array.Array or None
-        The masks that are lazy, a float attn_mask, and a keep_mask.
+    masks : dict of str to Mask, ndarray, dask.array.Array or None
+        The parts of attn_mask that have no limits, and keep_mask.
+    tasks : dict of Key to Mask
+        Masks that each worker gets as a whole, and cuts itself: they hold a few numbers for each token.
     """
 
-    def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
+    def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any], token: str) -> None:
         self.grid = grid
         known = [_own_limits(grid, **own)]
-        pairs: list[Mask] = []
-        self.keeps: Mask | None = None
-        self.arrays: dict[str, Any] = {}
+        self.masks: dict[str, Any] = {}
         for name, given in masks.items():
             mask = _as_mask(given, name)
             if not isinstance(mask, Mask):
-                self.arrays[name] = _rechunked(mask, grid) if is_lazy(mask) else mask
+                self.masks[name] = _rechunked(mask, grid) if is_lazy(mask) else mask
                 continue
             check_shape(mask, grid.scores, grid.heads, name)
             if name == "keep_mask":
-                self.keeps = mask
+                self.masks[name] = mask
             else:
                 limits, pairs = take_limits(mask)
                 known.append(limits)
+                self.masks[name] = functools.reduce(Both, pairs) if pairs else None
         some = [one for one in known if one is not None]
         self.limits: Limits | None = functools.reduce(intersect, some) if some else None
-        self.pairs: Mask | None = functools.reduce(Both, pairs) if pairs else None
+        self.wholes: dict[str, Key] = {
+            name: (f"attention-{name}-{token}", *(0,) * len(grid.scores))
+            for name, mask in self.masks.items()
+            if isinstance(mask, Mask) and not holds_array(mask)
+        }
+        self.tasks: dict[Key, Mask] = {key: self.masks[name] for name, key in self.wholes.items()}
 
     def rows(self, outer: Index, queries: int) -> Limits | None:
         """Return the limits of a chunk of queries."""
@@ -63,24 +67,26 @@ class Visible:
         cut = self.grid.cut((*outer, queries, 0))[:-1]
         return sliced(self.limits, (*cut, slice(None)))
 
-    def keys(self, outer: Index, queries: int) -> list[tuple[int, Mask | None]]:
-        """List the chunks of keys that a chunk of queries may see, and the part of `pairs` for each."""
+    def keys(self, outer: Index, queries: int) -> list[int]:
+        """List the chunks of keys that a chunk of queries may see."""
         limits, bounds = self.rows(outer, queries), self.grid.bounds[-1]
         live = np.diff(bounds) > 0 if limits is None else _live_chunks(limits, bounds)
-        parts = [
-            (int(n), None if self.pairs is None else self.pairs._part(self.grid.cut((*outer, queries, int(n)))))
-            for n in np.flatnonzero(live)
-        ]
-        return [(n, part) for n, part in parts if part is None or _constant(part) is not False]
+        mask, chunks = self.masks["attn_mask"], np.flatnonzero(live).tolist()
+        if not isinstance(mask, Mask):
+            return chunks
+        return [n for n in chunks if _constant(mask._part(self.grid.cut((*outer, queries, n)))) is not False]
 
     def block(self, name: str, index: Index) -> Any:
-        """Return the chunk of an array, or its key in the graph; None without that array."""
-        array = self.arrays.get(name)
-        if array is None:
+        """Return the chunk of a mask, as a value or as a task or its key in the graph."""
+        mask = self.masks[name]
+        if mask is None:
             return None
-        if is_lazy(array):
-            return key_of(array, index)
-        return sliced(array, self.grid.cut(index))
+        if is_lazy(mask):
+            return key_of(mask, index)
+        cut = self.grid.cut(index)
+        if name in self.wholes:
+            return (partial(part_of, cut), self.wholes[name])
+        return mask._part(cut) if isinstance(mask, Mask) else sliced(mask, cut)
 
 
 def _as_mask(mask: Any, name: str) -> Any:
@@ -145,10 +151,11 @@ def _constant(mask: Mask) -> bool | None:
             return False
         return True if mask.array.all() else None
     if isinstance(mask, Document):
-        ids = np.union1d(mask.q_ids, mask.kv_ids)
+        if mask.q_ids.dtype != mask.kv_ids.dtype:  # isin would compare some of them as floats
+            return None
         if not np.isin(mask.q_ids, mask.kv_ids).any():
             return False
-        return True if ids.size == 1 else None
+        return True if (mask.q_ids == mask.q_ids.flat[0]).all() and (mask.kv_ids == mask.q_ids.flat[0]).all() else None
     if isinstance(mask, Complement):
         inner = _constant(mask.mask)
         return None if inner is None else not inner
