@@ -149,13 +149,13 @@ if __name__ == "__main__":
 def test_a_run_killed_ten_times_loses_no_document_and_doubles_none(tmp_path):
     rng, folder, parts = random.Random(0), tmp_path / "run", []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-    for _ in range(10):
+    for number in range(10):
         run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], env=environment)
         before = len(list(folder.glob("part-*.npy")))
-        deadline = time.monotonic() + 60  # the run must have begun; then it is killed at any moment
-        while len(list(folder.glob("part-*.npy"))) == before < 40 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("part-*.npy"))) == before < 40 and time.monotonic() < deadline and number % 2 == 0:
             time.sleep(0.001)
-        time.sleep(rng.random() * 0.01)
+        time.sleep(rng.random() * (0.01, 2)[number % 2])  # just after a part, or at any moment from the start on
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
         parts.append(len(list(folder.glob("part-*.json"))))
@@ -326,10 +326,25 @@ def test_a_part_is_what_its_task_wrote(tmp_path, monkeypatch):
         results[0]
 
 
-def test_workers_that_write_elsewhere_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(dask, "compute", lambda *tasks: None)
-    with pytest.raises(FileNotFoundError, match=r"part-000000\.json elsewhere; pass a folder that all workers see"):
-        map_documents(lengths_of, texts(3), tmp_path)
+def test_a_worker_without_the_folder_is_named(tmp_path, monkeypatch):
+    compute = dask.compute
+
+    def elsewhere(*tasks):
+        tmp_path.joinpath("run").rename(tmp_path / "other")
+        return compute(*tasks)
+
+    monkeypatch.setattr(dask, "compute", elsewhere)
+    with pytest.raises(FileNotFoundError, match=r"finds no .*documents\.json; pass a folder that all workers see"):
+        map_documents(lengths_of, texts(3), tmp_path / "run")
+
+
+def test_results_are_found_from_another_folder(tmp_path, monkeypatch):
+    map_documents(lengths_of, texts(30), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    results = Documents("run")
+    monkeypatch.chdir("/")
+    assert results[7].tolist() == [len(texts(30)[7]), 30]
+    assert results[7].base is None  # so it does not hold the other results of its part
 
 
 class Pooled(nn.Module):

@@ -33,9 +33,9 @@ from pyattn.nn import Module, TransformerEncoder, TransformerEncoderLayer
 Array = npt.NDArray[Any]
 
 RUN = "documents.json"
-"""The file of a folder that says what its parts are."""
+"""The file of a folder that describes its parts."""
 RUN_ENTRIES = "count", "part_size", "documents", "model"
-"""What it holds, in the order of its checksum."""
+"""Its entries, in the order of its checksum."""
 DRAFTS = "part-*.draft", f"{RUN}.*.draft"
 """Files that are not whole yet."""
 
@@ -66,7 +66,7 @@ class Documents:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # workers may have another current folder
         if not (self.folder / RUN).exists():
             raise FileNotFoundError(f"{self.folder} has no {RUN}; pass the folder of map_documents")
         run = _read(self.folder / RUN, *RUN_ENTRIES)
@@ -92,7 +92,7 @@ class Documents:
             if part is not read:
                 read, held = part, part.results()
             found.append(held[n - part.start])
-        return found if isinstance(index, slice) else found[0]
+        return found if isinstance(index, slice) else found[0].copy()  # which does not hold the part's others
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the results, a part at a time."""
@@ -294,7 +294,7 @@ def map_documents(
         The folder holds the results of other documents, or of another model or part_size; a file of it is damaged; the
         callable returns another number of results; or the model is in training mode.
     FileNotFoundError
-        Workers wrote to a folder of their own.
+        A worker does not see the folder.
     TypeError
         documents is not ordered, a document is of another type, or model is neither an encoder nor a callable.
 
@@ -348,11 +348,6 @@ def map_documents(
     for pattern in DRAFTS:  # of runs that were killed
         for draft in path.glob(pattern):
             draft.unlink(missing_ok=True)
-    for part in parts:
-        if not part.record.exists():
-            raise FileNotFoundError(
-                f"a worker has written {part.record} elsewhere; pass a folder that all workers see by this name"
-            )
     return Documents(path)
 
 
@@ -370,6 +365,10 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
 
 def _compute_part(documents: list[Any], part: _Part, batch_size: int, num_threads: int, model: Any) -> None:
     """Compute and write a part, unless it is there."""
+    if not part.record.with_name(RUN).exists():
+        raise FileNotFoundError(
+            f"a worker finds no {part.record.with_name(RUN)}; pass a folder that all workers see by this name"
+        )
     if part.is_done():
         return
     order = sorted(range(len(documents)), key=lambda n: len(documents[n]))
