@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import pickle
+import signal
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -21,6 +24,7 @@ import numpy as np
 from dask.distributed import Client, LocalCluster
 
 import pyattn
+from pyattn import masks
 from pyattn.interop.dask import attention
 
 HEADS, DIM = 8, 64
@@ -107,21 +111,26 @@ def summary(block: Any) -> Any:
     return np.array([zlib.crc32(np.ascontiguousarray(block)), block.sum(dtype=np.float64)]).reshape(1, 1, 1, 2)
 
 
-def run(way: Callable[..., da.Array], length: int, chunk: int, causal: bool) -> tuple[float, list[int], Any]:
-    """Seconds, the most bytes of each worker, and the summaries of all chunks."""
+def run(
+    way: Callable[..., da.Array], length: int, chunk: int, causal: bool, killed_after: float | None = None
+) -> tuple[float, list[int], Any]:
+    """Seconds, the most bytes of each worker that lived, and the summaries of all chunks."""
     with (
         LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
         client.run(imports)
         before = client.run(memory)
+        if killed_after is not None:
+            victim = min(client.run(os.getpid).values())
+            threading.Timer(killed_after, os.kill, (victim, signal.SIGKILL)).start()
         start = time.perf_counter()
         result = way(*sources(length, chunk), causal)
         chunks = ((1,), (1,), (1,) * result.numblocks[2], (2,))
         found = result.map_blocks(summary, chunks=chunks, meta=np.empty((0, 0, 0, 0))).compute()[0, 0]
         seconds = time.perf_counter() - start
         after = client.run(memory)
-    return seconds, sorted(after[name]["VmHWM"] - before[name]["VmRSS"] for name in after), found
+    return seconds, sorted(after[name]["VmHWM"] - before[name]["VmRSS"] for name in before if name in after), found
 
 
 def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
@@ -132,6 +141,8 @@ def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
         for _ in range(repeats):
             for name, way in ways.items():
                 runs[name].append(run(way, length, chunk, causal))
+        half = min(one[0] for one in runs["pyattn"]) / 2
+        runs["pyattn, a worker killed half way"] = [run(ours, length, chunk, causal, half) for _ in range(repeats)]
         keys = 2 * length * HEADS * DIM * 4
         print(f"\n{length} tokens, chunks of {chunk}{', causal' if causal else ''}, {WORKERS} processes:")
         block = 2 * chunk * HEADS * DIM * 4
@@ -148,18 +159,19 @@ def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
             checksums, sums = np.moveaxis(np.array([one[2] for one in some]) - expected, -1, 0)
             assert np.abs(sums).max() < 1e-6 * HEADS * chunk * DIM, name
             same = ", the bits of one call" if not checksums.any() else ""
-            print(f"  {name:28} {seconds:7.1f} s, {' '.join(f'{one:.0f}' for one in bytes_)} MB{same}")
-        print(f"  {'one call, ' + str(pyattn.get_num_threads()) + ' threads':28} {min(times):7.1f} s")
+            print(f"  {name:32} {seconds:7.1f} s, {' '.join(f'{one:.0f}' for one in bytes_)} MB{same}")
+        print(f"  {'one call, ' + str(pyattn.get_num_threads()) + ' threads':32} {min(times):7.1f} s")
 
 
 def graphs() -> None:
     for chunks in (64, 256):
         x = da.zeros((1, HEADS, chunks * 512, DIM), chunks=(1, HEADS, 512, DIM), dtype="f4")
-        start = time.perf_counter()
-        graph = dict(attention(x, x, x).dask)
-        seconds = time.perf_counter() - start
-        size = len(pickle.dumps(graph)) / 1e6
-        print(f"graph of {chunks} x {chunks} chunks: {len(graph)} tasks, {seconds:.2f} s, {size:.0f} MB")
+        for name, mask in {"": None, ", a mask without limits": masks.document(np.arange(chunks * 512) % 7)}.items():
+            start = time.perf_counter()
+            graph = dict(attention(x, x, x, attn_mask=mask).dask)
+            seconds = time.perf_counter() - start
+            size = len(pickle.dumps(graph)) / 1e6
+            print(f"graph of {chunks} x {chunks} chunks{name}: {len(graph)} tasks, {seconds:.2f} s, {size:.0f} MB")
 
 
 def rates() -> tuple[float, float, float]:

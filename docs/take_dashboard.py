@@ -28,7 +28,7 @@ PAGE = {"width": 1080, "height": 440, "deviceScaleFactor": 1, "mobile": False}
 
 
 def visit(link: str) -> np.ndarray:
-    """What the system's own chromium, without a window, shows of a page."""
+    """Take a screenshot of a page in the system's own chromium, without a window."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for option in ("headless=new", *(["no-sandbox"] if os.geteuid() == 0 else [])):  # root has none
