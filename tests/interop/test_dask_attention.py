@@ -348,7 +348,7 @@ def test_a_mask_without_limits_goes_to_the_workers_once():
 
 
 def test_a_bilinear_graph_makes_no_product():
-    """Of a petabyte, here."""
+    """It would take a petabyte."""
     query, key = da.zeros((8, 1 << 40, 64), chunks=-1, dtype="f4"), da.zeros((8, 512, 32), chunks=-1, dtype="f4")
     result = attention(query, key, key, score="bilinear", score_weight=normal(64, 32))
     assert result.shape == (8, 1 << 40, 32)

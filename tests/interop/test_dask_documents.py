@@ -6,7 +6,6 @@ import collections
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -137,11 +136,12 @@ from interop.test_dask_documents import texts
 from pyattn.interop.dask import map_documents
 
 def slow(batch):
-    time.sleep(0.002)
+    time.sleep(0.02)
     return [[len(text), ord(text[:1] or "b")] for text in batch]
 
 if __name__ == "__main__":
     with dask.config.set(scheduler="threads", num_workers=2):
+        print("begins", flush=True)
         map_documents(slow, texts(400), sys.argv[1], batch_size=4, part_size=10)
 """
 
@@ -150,17 +150,18 @@ def test_a_run_killed_ten_times_loses_no_document_and_doubles_none(tmp_path):
     rng, folder, parts = random.Random(0), tmp_path / "run", []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     for number in range(10):
-        run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], env=environment)
+        run = subprocess.Popen([sys.executable, "-c", SCRIPT, str(folder)], env=environment, stdout=subprocess.PIPE)
+        run.stdout.readline()
         before = len(list(folder.glob("part-*.npy")))
         deadline = time.monotonic() + 60
         while len(list(folder.glob("part-*.npy"))) == before < 40 and time.monotonic() < deadline and number % 2 == 0:
             time.sleep(0.001)
-        time.sleep(rng.random() * (0.01, 2)[number % 2])  # just after a part, or at any moment from the start on
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
+        time.sleep(rng.random() * (0.01, 0.2)[number % 2])  # just after a part, or at any moment from the start on
+        run.kill()
+        run.communicate()
         parts.append(len(list(folder.glob("part-*.json"))))
     assert parts == sorted(parts)
-    assert parts[0] < 40, "the first run was done before it was killed"
+    assert parts[5] < 40, "the run was done before most kills"
     done = {file: file.stat().st_mtime_ns for file in folder.glob("part-*.json")}
     subprocess.run([sys.executable, "-c", SCRIPT, str(folder)], env=environment, check=True)
     assert all(file.stat().st_mtime_ns == then for file, then in done.items()), "a finished part was computed again"
@@ -326,15 +327,19 @@ def test_a_part_is_what_its_task_wrote(tmp_path, monkeypatch):
         results[0]
 
 
-def test_a_worker_without_the_folder_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("other", [False, True])
+def test_a_worker_without_the_folder_is_named(tmp_path, monkeypatch, other):
+    map_documents(lengths_of, texts(4), tmp_path / "other")
     compute = dask.compute
 
     def elsewhere(*tasks):
-        tmp_path.joinpath("run").rename(tmp_path / "other")
+        tmp_path.joinpath("run").rename(tmp_path / "moved")
+        if other:
+            tmp_path.joinpath("other").rename(tmp_path / "run")
         return compute(*tasks)
 
     monkeypatch.setattr(dask, "compute", elsewhere)
-    with pytest.raises(FileNotFoundError, match=r"finds no .*documents\.json; pass a folder that all workers see"):
+    with pytest.raises(FileNotFoundError, match=r"find this run's .*documents\.json; pass a folder that all"):
         map_documents(lengths_of, texts(3), tmp_path / "run")
 
 

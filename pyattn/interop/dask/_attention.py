@@ -60,8 +60,8 @@ def attention(
     value : dask.array.Array, (..., heads, S, v_dim)
         Rechunked to key's chunks along S.
     attn_mask : array_like, dask.array.Array or pyattn.masks.Mask, optional
-        As in `pyattn.attention`. Mask objects are cut, never computed as a whole; arrays are read when the result is
-        computed. Default: None.
+        As in `pyattn.attention`. Mask objects are cut, never computed as a whole. Do not change an array before the
+        result is computed. Default: None.
     is_causal : bool
         As in `pyattn.attention`. Default: False.
     align, scale : optional
@@ -149,11 +149,12 @@ def attention(
         like[0], like[1], like[2], **{n: _stand_in(x) for n, x in masks.items()}, **own, **scores, **rest
     )
     grid = Grid.of(arrays, shape, gqa)
+    visible = Visible(grid, own, masks)
     ranges = as_count(splits, "splits", least=1)
     seed = draw_seed(rng) if float(dropout_p) > 0 and keep_mask is None else None
     options = Options(scores, rest, seed, as_flag(need_lse, "need_lse"))
     token = tokenize(*arrays, masks, own, options, ranges)
-    return Graph(grid, arrays, Visible(grid, own, masks, token), options, ranges, dtype, token).results()
+    return Graph(grid, arrays, visible, options, ranges, dtype, token).results()
 
 
 def _dtype_of(query: da.Array, key: da.Array, value: da.Array, score_weight: Array | None) -> np.dtype[Any]:

@@ -92,7 +92,7 @@ class Documents:
             if part is not read:
                 read, held = part, part.results()
             found.append(held[n - part.start])
-        return found if isinstance(index, slice) else found[0].copy()  # which does not hold the part's others
+        return found if isinstance(index, slice) else found[0].copy()  # without the rest of its part
 
     def __iter__(self) -> Iterator[Array]:
         """Iterate over the results, a part at a time."""
@@ -365,10 +365,9 @@ def _begin(folder: Path, run: dict[str, Any]) -> None:
 
 def _compute_part(documents: list[Any], part: _Part, batch_size: int, num_threads: int, model: Any) -> None:
     """Compute and write a part, unless it is there."""
-    if not part.record.with_name(RUN).exists():
-        raise FileNotFoundError(
-            f"a worker finds no {part.record.with_name(RUN)}; pass a folder that all workers see by this name"
-        )
+    file = part.record.with_name(RUN)
+    if not file.exists() or _digest_of_entries(_read(file, *RUN_ENTRIES)) != part.run:
+        raise FileNotFoundError(f"a worker does not find this run's {file}; pass a folder that all workers see")
     if part.is_done():
         return
     order = sorted(range(len(documents)), key=lambda n: len(documents[n]))

@@ -34,7 +34,7 @@ class Options(NamedTuple):
     rest: dict[str, Any]
     """dropout_p, empty_rows and num_threads."""
     seed: int | None
-    """Of dropout."""
+    """Seed of dropout."""
     need_lse: bool
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
+from dask.base import tokenize
 
 import pyattn._core as _core
 from pyattn._util.typing import Align
@@ -32,10 +33,10 @@ class Visible:
     masks : dict of str to Mask, ndarray, dask.array.Array or None
         The parts of attn_mask that have no limits, and keep_mask.
     tasks : dict of Key to Mask
-        Masks that each worker gets as a whole, and cuts itself: they hold a few numbers for each token.
+        Masks that go to the workers as a whole, and are cut there: they hold a few numbers for each token.
     """
 
-    def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any], token: str) -> None:
+    def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
         self.grid = grid
         known = [_own_limits(grid, **own)]
         self.masks: dict[str, Any] = {}
@@ -54,7 +55,7 @@ class Visible:
         some = [one for one in known if one is not None]
         self.limits: Limits | None = functools.reduce(intersect, some) if some else None
         self.wholes: dict[str, Key] = {
-            name: (f"attention-{name}-{token}", *(0,) * len(grid.scores))
+            name: (f"attention-{name}-{tokenize(mask)}", *(0,) * len(grid.scores))
             for name, mask in self.masks.items()
             if isinstance(mask, Mask) and not holds_array(mask)
         }
@@ -151,7 +152,7 @@ def _constant(mask: Mask) -> bool | None:
             return False
         return True if mask.array.all() else None
     if isinstance(mask, Document):
-        if mask.q_ids.dtype != mask.kv_ids.dtype:  # isin would compare some of them as floats
+        if np.result_type(mask.q_ids, mask.kv_ids).kind == "f":  # in which large ids are rounded
             return None
         if not np.isin(mask.q_ids, mask.kv_ids).any():
             return False
