@@ -37,7 +37,7 @@ class Graph:
         self.token = token  # in the names of all tasks
         chunks = len(grid.chunks[-1])
         self.edges = [chunks * n // splits for n in range(splits + 1)]  # of the ranges of chunks of keys
-        self.tasks: dict[Key, Any] = {**visible.tasks}
+        self.tasks: dict[Key, Any] = {key: visible.masks[name] for name, key in visible.wholes.items()}
 
     def results(self) -> da.Array | tuple[da.Array, da.Array]:
         """Make the graph, and the arrays that it computes."""

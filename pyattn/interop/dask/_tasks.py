@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyattn._core as _core
 from pyattn._util.halves import is_half, rounded
 from pyattn.functional import AttentionResult, merge_states
-from pyattn.interop.dask._chunks import Cut
 from pyattn.masks import Mask
 
 Array = npt.NDArray[Any]
@@ -83,11 +82,6 @@ def attend(
         unfinished=not is_last,
     )
     return result if is_last else carry._replace(state=result)
-
-
-def part_of(cut: Cut, mask: Mask) -> Mask:
-    """Cut a mask object."""
-    return mask._part(cut)
 
 
 def tick(done: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import dask.array as da
@@ -15,7 +15,6 @@ from dask.base import tokenize
 import pyattn._core as _core
 from pyattn._util.typing import Align
 from pyattn.interop.dask._chunks import Grid, Index, Key, is_lazy, key_of
-from pyattn.interop.dask._tasks import part_of
 from pyattn.masks import Mask, from_array
 from pyattn.masks._lowering import check_shape, holds_array, take_limits
 from pyattn.masks._mask import Both, Complement, Document, Either, Given, Limits, intersect, sliced
@@ -32,8 +31,8 @@ class Visible:
         First key of each query and the one after its last.
     masks : dict of str to Mask, ndarray, dask.array.Array or None
         The parts of attn_mask that have no limits, and keep_mask.
-    tasks : dict of Key to Mask
-        Masks that go to the workers as a whole, and are cut there: they hold a few numbers for each token.
+    wholes : dict of str to Key
+        Tasks of the masks that go to the workers as a whole, and are cut there: a few numbers for each token.
     """
 
     def __init__(self, grid: Grid, own: Mapping[str, Any], masks: Mapping[str, Any]) -> None:
@@ -59,7 +58,6 @@ class Visible:
             for name, mask in self.masks.items()
             if isinstance(mask, Mask) and not holds_array(mask)
         }
-        self.tasks: dict[Key, Mask] = {key: self.masks[name] for name, key in self.wholes.items()}
 
     def rows(self, outer: Index, queries: int) -> Limits | None:
         """Return the limits of a chunk of queries."""
@@ -86,7 +84,7 @@ class Visible:
             return key_of(mask, index)
         cut = self.grid.cut(index)
         if name in self.wholes:
-            return (partial(part_of, cut), self.wholes[name])
+            return (methodcaller("_part", cut), self.wholes[name])
         return mask._part(cut) if isinstance(mask, Mask) else sliced(mask, cut)
 
 
