@@ -150,11 +150,10 @@ def _constant(mask: Mask) -> bool | None:
             return False
         return True if mask.array.all() else None
     if isinstance(mask, Document):
-        if np.result_type(mask.q_ids, mask.kv_ids).kind == "f":  # in which large ids are rounded
-            return None
-        if not np.isin(mask.q_ids, mask.kv_ids).any():
+        q_ids, kv_ids = (set(ids.ravel().tolist()) for ids in (mask.q_ids, mask.kv_ids))
+        if q_ids.isdisjoint(kv_ids):
             return False
-        return True if (mask.q_ids == mask.q_ids.flat[0]).all() and (mask.kv_ids == mask.q_ids.flat[0]).all() else None
+        return True if len(q_ids) == 1 and q_ids == kv_ids else None
     if isinstance(mask, Complement):
         inner = _constant(mask.mask)
         return None if inner is None else not inner
@@ -168,6 +167,6 @@ def _constant(mask: Mask) -> bool | None:
     if limits is None:
         return None
     keys = mask.shape[-1]
-    if not _live_chunks(limits, np.array([0, keys])).any():
+    if not (np.maximum(limits[..., 0], 0) < np.minimum(limits[..., 1], keys)).any():
         return False
     return True if (limits[..., 0] <= 0).all() and (limits[..., 1] >= keys).all() else None
