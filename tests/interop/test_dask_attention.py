@@ -133,6 +133,7 @@ def links(result):
         masks.causal(4096).complement(),
         masks.document(np.repeat(np.arange(4), 1024)).complement(),
         masks.causal(4096) & masks.document(np.repeat([0, 1], 2048)).complement(),
+        masks.window(4096, left=256, right=0) | masks.document(np.repeat([5, 1, 5, 2], 1024)),
     ],
     ids=str,
 )

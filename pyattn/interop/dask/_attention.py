@@ -47,9 +47,9 @@ def attention(
 ) -> da.Array | tuple[da.Array, da.Array]:
     """Compute attention over dask arrays in chunks, with the bits of one call.
 
-    The graph has one task for each chunk of queries and each chunk of keys that some of these queries see. The tasks of
-    a chunk of queries take the keys from left to right, and each hands its running softmax to the next. All chunks of
-    queries begin first, so that all workers get as many of them.
+    The graph has one task for each chunk of queries and each chunk of keys that some of these queries may see. The
+    tasks of a chunk of queries take the keys from left to right, and each hands its running softmax to the next. All
+    chunks of queries begin first, so that all workers get as many of them.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class Graph:
     def _add_heads(self, made: str, outer: Index) -> None:
         """Add the chains of one chunk of batch entries and heads."""
         rows = range(len(self.grid.chunks[-2]))
-        live = [self.visible.keys(outer, row) for row in rows]
+        live = self.visible.live(outer)
         ends: list[list[Key]] = [[] for _ in rows]
         for split in range(len(self.edges) - 1):
             begin, end = self.edges[split : split + 2]

@@ -20,6 +20,7 @@ from pyattn.masks._lowering import check_shape, holds_array, take_limits
 from pyattn.masks._mask import Both, Complement, Document, Either, Given, Limits, intersect, sliced
 
 Array = npt.NDArray[Any]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class Visible:
@@ -66,14 +67,17 @@ class Visible:
         cut = self.grid.cut((*outer, queries, 0))[:-1]
         return sliced(self.limits, (*cut, slice(None)))
 
-    def keys(self, outer: Index, queries: int) -> list[int]:
-        """List the chunks of keys that a chunk of queries may see."""
-        limits, bounds = self.rows(outer, queries), self.grid.bounds[-1]
-        live = np.diff(bounds) > 0 if limits is None else _live_chunks(limits, bounds)
-        mask, chunks = self.masks["attn_mask"], np.flatnonzero(live).tolist()
-        if not isinstance(mask, Mask):
-            return chunks
-        return [n for n in chunks if _constant(mask._part(self.grid.cut((*outer, queries, n)))) is not False]
+    def live(self, outer: Index) -> list[list[int]]:
+        """List the chunks of keys that each chunk of queries may see."""
+        cut = (*self.grid.cut((*outer, 0, 0))[:-2], *(slice(0, n) for n in self.grid.scores[-2:]))
+        q_bounds, kv_bounds = bounds = self.grid.bounds[-2:]
+        seen = np.broadcast_to(np.diff(kv_bounds) > 0, (len(q_bounds) - 1, len(kv_bounds) - 1))
+        if self.limits is not None:
+            seen = seen & _seen_within(sliced(self.limits, (*cut[:-1], slice(None))), bounds)[0]
+        mask = self.masks["attn_mask"]
+        if isinstance(mask, Mask):
+            seen = seen & _seen(mask._part(cut), bounds)[0]
+        return [np.flatnonzero(row).tolist() for row in seen]
 
     def block(self, name: str, index: Index) -> Any:
         """Return the chunk of a mask, as a value or as a task or its key in the graph."""
@@ -143,30 +147,47 @@ def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[n
     return (np.cumsum(counts)[:chunks] > 0) & (np.diff(bounds) > 0)
 
 
-def _constant(mask: Mask) -> bool | None:
-    """Tell whether a mask surely hides every pair (False) or shows every pair (True); None if it may do neither."""
-    if isinstance(mask, Given):
-        if not mask.array.any():
-            return False
-        return True if mask.array.all() else None
-    if isinstance(mask, Document):
-        q_ids, kv_ids = (set(ids.ravel().tolist()) for ids in (mask.q_ids, mask.kv_ids))
-        if q_ids.isdisjoint(kv_ids):
-            return False
-        return True if len(q_ids) == 1 and q_ids == kv_ids else None
-    if isinstance(mask, Complement):
-        inner = _constant(mask.mask)
-        return None if inner is None else not inner
-    if isinstance(mask, Both | Either):
-        decisive = isinstance(mask, Either)
-        parts = [_constant(one) for one in mask.operands]
-        if decisive in parts:
-            return decisive
-        return None if None in parts else not decisive
+def _seen(mask: Mask, bounds: list[Array]) -> tuple[BoolArray, BoolArray]:
+    """Tell for each pair of chunks of queries and keys whether some of it may be seen, and whether all surely is."""
     limits = mask._limits()
-    if limits is None:
-        return None
-    keys = mask.shape[-1]
-    if not (np.maximum(limits[..., 0], 0) < np.minimum(limits[..., 1], keys)).any():
-        return False
-    return True if (limits[..., 0] <= 0).all() and (limits[..., 1] >= keys).all() else None
+    if limits is not None:
+        return _seen_within(limits, bounds)
+    if isinstance(mask, Complement):
+        some, every = _seen(mask.mask, bounds)
+        return ~every, ~some
+    if isinstance(mask, Both | Either):
+        operands = [_seen(one, bounds) for one in mask.operands]
+        some, every = (functools.reduce(mask.combine, [one[side] for one in operands]) for side in (0, 1))
+        return some, every
+    if isinstance(mask, Document):
+        queries, keys = (
+            [set(np.unique(one).tolist()) for one in _split(ids, cuts, -1)]
+            for ids, cuts in zip((mask.q_ids, mask.kv_ids), bounds, strict=True)
+        )
+        return (
+            np.array([[not one.isdisjoint(other) for other in keys] for one in queries]),
+            np.array([[len(one) == 1 and one == other for other in keys] for one in queries]),
+        )
+    array = np.atleast_2d(mask.array if isinstance(mask, Given) else np.asarray(mask))
+    parts = [_split(rows, bounds[1], -1) for rows in _split(array, bounds[0], -2)]
+    return (
+        np.array([[one.any() for one in row] for row in parts]),
+        np.array([[one.all() for one in row] for row in parts]),
+    )
+
+
+def _seen_within(limits: Limits, bounds: list[Array]) -> tuple[BoolArray, BoolArray]:
+    """Tell the same of a mask that has limits."""
+    q_bounds, kv_bounds = bounds
+    rows = _split(limits, q_bounds, -2)
+    some = [_live_chunks(row, kv_bounds) for row in rows]
+    every = [
+        (row[..., 0].max(initial=0) <= kv_bounds[:-1]) & (row[..., 1].min(initial=kv_bounds[-1]) >= kv_bounds[1:])
+        for row in rows
+    ]
+    return np.array(some), np.array(every)
+
+
+def _split(array: Array, bounds: Array, axis: int) -> list[Array]:
+    """Cut an axis into chunks; one of size 1 broadcasts to all of them."""
+    return [array] * (len(bounds) - 1) if array.shape[axis] == 1 else np.split(array, bounds[1:-1], axis)
