@@ -8,6 +8,7 @@ Last is what the measured speeds say on paper about clusters that nobody here ha
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import os
 import pickle
@@ -101,9 +102,8 @@ def memory() -> dict[str, int]:
 
 def imports() -> None:
     """Import what a way needs, before its memory is measured."""
-    import torch  # noqa: F401
-
-    import pyattn.interop.dask  # noqa: F401
+    for name in ("torch", "pyattn.interop.dask"):
+        importlib.import_module(name)
 
 
 def summary(block: Any) -> Any:
@@ -164,14 +164,22 @@ def compare(lengths: list[int], chunk: int, causal: bool, repeats: int) -> None:
 
 
 def graphs() -> None:
-    for chunks in (64, 256):
-        x = da.zeros((1, HEADS, chunks * 512, DIM), chunks=(1, HEADS, 512, DIM), dtype="f4")
-        for name, mask in {"": None, ", a mask without limits": masks.document(np.arange(chunks * 512) % 7)}.items():
+    for chunks, tokens in ((64, 512), (256, 512), (256, 4096)):
+        length = chunks * tokens
+        x = da.zeros((1, HEADS, length, DIM), chunks=(1, HEADS, tokens, DIM), dtype="f4")
+        documents = masks.document(np.arange(length) // 4096 % 3)
+        cases = {
+            "": None,
+            ", interleaved documents": masks.document(np.arange(length) % 7),
+            ", documents or a window": documents | masks.window(length, left=256, right=0),
+        }
+        for name, mask in cases.items():
             start = time.perf_counter()
             graph = dict(attention(x, x, x, attn_mask=mask).dask)
             seconds = time.perf_counter() - start
             size = len(pickle.dumps(graph)) / 1e6
-            print(f"graph of {chunks} x {chunks} chunks{name}: {len(graph)} tasks, {seconds:.2f} s, {size:.0f} MB")
+            what = f"graph of {chunks} x {chunks} chunks of {tokens}{name}"
+            print(f"{what}: {len(graph)} tasks, {seconds:.2f} s, {size:.0f} MB")
 
 
 def rates() -> tuple[float, float, float]:
