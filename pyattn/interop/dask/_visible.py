@@ -17,10 +17,9 @@ from pyattn._util.typing import Align
 from pyattn.interop.dask._chunks import Grid, Index, Key, is_lazy, key_of
 from pyattn.masks import Mask, from_array
 from pyattn.masks._lowering import check_shape, holds_array, take_limits
-from pyattn.masks._mask import Both, Complement, Document, Either, Given, Limits, intersect, sliced
+from pyattn.masks._mask import BoolArray, Both, Complement, Document, Either, Given, Limits, intersect, sliced
 
 Array = npt.NDArray[Any]
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Visible:
@@ -137,7 +136,7 @@ def _own_limits(
     return limits[..., np.newaxis, :, :] if grid.heads and limits.ndim > 2 else limits
 
 
-def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _live_chunks(limits: Limits, bounds: npt.NDArray[np.int64]) -> BoolArray:
     """Tell which chunks of keys, between neighbouring bounds, some query sees."""
     first, end = np.maximum(limits[..., 0], 0).ravel(), np.minimum(limits[..., 1], bounds[-1]).ravel()
     seen = first < end
